@@ -1,0 +1,103 @@
+"""Every setting of one engine, in one frozen dataclass.
+
+Pure data: importing this module imports neither torch nor transformers, so that the command line can build its
+options from it quickly. `EngineConfig.validate()` is called once, by whoever builds the engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+from leadline.engine.errors import ConfigError
+
+__all__ = ["EngineConfig"]
+
+
+@dataclass(slots=True, frozen=True)
+class EngineConfig:
+    """Settings of one engine. Sizes are in the unit their name or comment says; None means "decide for me"."""
+
+    model: str
+    """`smollm2`, `hf://org/name[@revision]`, `file:///path`, or a path."""
+    served_name: str | None = None
+    dtype: str = "auto"
+    """auto (the checkpoint's on GPU, float32 on CPU) | float32 | float16 | bfloat16."""
+    device: str = "auto"
+    """auto | cpu | cuda."""
+    load_format: str = "auto"
+    """auto | dummy (random weights of the config's shape, for benchmarks)."""
+    trust_remote_code: bool = False
+    download_dir: str | None = None
+    seed: int = 0
+
+    tensor_parallel: int = 1
+    max_model_len: int | None = None
+    """Tokens, prompt and output together. None: the model's own limit, cut to what the KV pool can hold."""
+
+    block_size: int = 64
+    """Tokens a KV block; 16, 32, 64, 128 or 256."""
+    gpu_memory_utilization: float = 0.9
+    cpu_kv_bytes: int = 1 << 30
+    num_kv_blocks: int | None = None
+    """Overrides the derived pool size; tests use it to force preemption."""
+    prefix_caching: bool = True
+    eviction_policy: str = "lru"
+
+    max_concurrent_requests: int = 256
+    """Sequences running at once (rows of a decode batch)."""
+    max_queued_requests: int = 2048
+    max_num_batched_tokens: int = 8192
+    """Token budget of one step."""
+    prefill_chunk: int | None = None
+    """Most prompt tokens of one sequence in one step; None: whatever is left of the budget."""
+    scheduling_policy: str = "weighted"
+    class_weights: dict[str, float] = field(default_factory=lambda: {"interactive": 4.0, "batch": 1.0})
+    queue_timeout: float | None = None
+    """Seconds a request may wait by default; None: for ever."""
+
+    attention_backend: str = "auto"
+    """auto | torch | flash_attn | triton."""
+    enforce_eager: bool = False
+    overlap: bool | None = None
+    """Launch step N+1 before reading step N. None: on for GPU, off for CPU."""
+    cpu_threads: int | None = None
+    """torch intra-op threads on CPU; None: all cores this process may use."""
+
+    max_logprobs: int = 20
+    max_n: int = 128
+
+    def replace(self, **changes: object) -> EngineConfig:
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def validate(self) -> EngineConfig:
+        """Return self, or raise ConfigError naming the first setting that cannot work."""
+        if self.block_size not in (16, 32, 64, 128, 256):
+            raise ConfigError(f"block_size must be 16, 32, 64, 128 or 256, not {self.block_size}")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(
+                f"gpu_memory_utilization must lie in (0, 1], not {self.gpu_memory_utilization}"
+            )
+        for name in ("tensor_parallel", "max_concurrent_requests", "max_num_batched_tokens", "cpu_kv_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("max_model_len", "prefill_chunk", "num_kv_blocks", "cpu_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        if self.dtype not in ("auto", "float32", "float16", "bfloat16"):
+            raise ConfigError(f"dtype must be auto, float32, float16 or bfloat16, not {self.dtype!r}")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ConfigError(f"device must be auto, cpu or cuda, not {self.device!r}")
+        if self.load_format not in ("auto", "dummy"):
+            raise ConfigError(f"load_format must be auto or dummy, not {self.load_format!r}")
+        if self.max_queued_requests < 0:
+            raise ConfigError(f"max_queued_requests must not be negative, got {self.max_queued_requests}")
+        if self.max_concurrent_requests > self.max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_concurrent_requests "
+                f"({self.max_concurrent_requests}): every running request decodes one token a step"
+            )
+        if set(self.class_weights) != {"interactive", "batch"} or min(self.class_weights.values()) <= 0:
+            raise ConfigError("class_weights needs a positive weight for 'interactive' and for 'batch'")
+        return self

@@ -1,0 +1,102 @@
+"""Typed errors of the engine room.
+
+Two families. `RequestError` is the caller's mistake: it carries the HTTP status and the OpenAI error fields, and its
+message says what to change. `EngineError` is ours or the machine's. Anything a caller can cause raises the first
+kind; bare asserts are for broken invariants only.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "DeadlineExceeded",
+    "EngineDead",
+    "EngineError",
+    "ModelNotFound",
+    "OutOfMemory",
+    "QueueFull",
+    "QueueTimeout",
+    "RequestError",
+    "Unauthorized",
+    "UnsupportedModel",
+]
+
+
+class LeadlineError(Exception):
+    """Root of everything this room raises on purpose."""
+
+
+class RequestError(LeadlineError):
+    """A request that cannot be served as it stands.
+
+    `status` is the HTTP status, `type`, `code` and `param` are the fields of the OpenAI error object.
+    """
+
+    status = 400
+    type = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class QueueFull(RequestError):
+    """More requests wait than `max_queued_requests` allows."""
+
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message, code="queue_full")
+        self.retry_after = retry_after
+
+
+class QueueTimeout(RequestError):
+    """The request waited longer than its queue timeout."""
+
+    status = 503
+    type = "server_error"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message, code="queue_timeout")
+        self.retry_after = retry_after
+
+
+class DeadlineExceeded(RequestError):
+    """The request's deadline passed before it finished."""
+
+    status = 504
+    type = "server_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="deadline_exceeded")
+
+
+class EngineError(LeadlineError):
+    """The engine, its configuration or the machine is at fault."""
+
+
+class ConfigError(EngineError):
+    """A setting that cannot work; the message names it and a value that would."""
+
+
+class UnsupportedModel(EngineError):
+    """A model whose config asks for something we do not implement; the message names the field."""
+
+
+class ModelNotFound(EngineError):
+    """No model at that name or path."""
+
+
+class Unauthorized(EngineError):
+    """The hub refused the token, or the model is gated and no token was given."""
+
+
+class OutOfMemory(EngineError):
+    """Weights, activations or the KV cache do not fit; the message names the settings and what would fit."""
+
+
+class EngineDead(EngineError):
+    """The engine core has stopped; the request cannot be served by this process."""

@@ -1,0 +1,68 @@
+"""What crosses between the frontend (tokenizer, HTTP) and the engine core, in process or over ZeroMQ.
+
+msgspec Structs: encoded as msgpack on the wire, never pickled. Times are seconds of `time.monotonic()`, which on
+Linux is one clock for all processes of a machine.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from leadline.engine.sampling_params import SamplingParams
+
+__all__ = ["CoreOutput", "CoreRequest", "FinishReason", "PriorityClass", "TokenLogprobs"]
+
+PriorityClass = Literal["interactive", "batch"]
+FinishReason = Literal["stop", "length", "abort", "queue_timeout", "deadline", "error"]
+
+
+class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sequence to generate, already validated. `n > 1` is fanned out by the frontend into n of these."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    """max_tokens is resolved (never None) and n is 1 here."""
+    seed: int
+    """Resolved 64-bit seed."""
+    priority_class: PriorityClass = "interactive"
+    arrival: float
+    queue_timeout: float | None = None
+    """Seconds after arrival by which it must have been admitted."""
+    deadline: float | None = None
+    """Absolute monotonic time by which it must have finished."""
+    cache_salt: str = ""
+    eos_token_ids: tuple[int, ...] = ()
+    """Empty when ignore_eos."""
+    num_resumed: int = 0
+    """The last num_resumed prompt tokens are output of an earlier attempt (another pod): sampling counters, penalties,
+    min_tokens and max_tokens count them as output."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]] = []
+
+
+class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """News of one request after a step."""
+
+    request_id: str
+    new_token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    """Aligned with new_token_ids when asked for."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Sent once, with the first token: entries for prompt positions 1 .. len-1."""
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The EOS or stop token that ended it (it is the last of new_token_ids)."""
+    error: str | None = None
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KV came from the prefix cache at first admission."""
+    queue_seconds: float | None = None
+    """Arrival to first admission; set on the first output."""
+    num_preemptions: int = 0
