@@ -1,0 +1,13 @@
+"""What crosses between the engine, the gateway and the operator; the only room that all the others may import.
+
+chain       the prefix hash chain: which KV blocks are the same
+events      cache event batches and snapshots, engine → gateway
+load        heartbeat and load report, engine → gateway
+keys        names of the Redis keys that carry the two
+openai      the OpenAI API's requests, responses and streaming chunks
+errors      the OpenAI error object
+isvc        names and reasons of the InferenceService resource
+
+Imports no torch, no web framework and no Kubernetes client. Import the modules, not this package: nothing is loaded
+that is not used.
+"""
