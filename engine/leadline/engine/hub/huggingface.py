@@ -1,0 +1,118 @@
+"""Models of the Hugging Face hub: hf://org/name[@revision].
+
+huggingface_hub does the work and honours HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE; this file chooses the
+files and turns its errors into sentences.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from leadline.engine.errors import ModelNotFound, Unauthorized
+from leadline.engine.hub.local import LocalModel, check_model_folder
+
+__all__ = ["resolve_hub_model"]
+
+_CONFIG_FILES = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+]
+_WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
+# Copies in other formats: folders such as original/ or onnx/, and Mistral's consolidated files beside the sharded ones.
+_IGNORED = ["*/*", "consolidated*"]
+
+
+def resolve_hub_model(
+    name: str, *, download_dir: str | os.PathLike[str] | None, progress: bool, weights: bool
+) -> LocalModel:
+    """Fetch what is not in the hub's cache yet. Raises ModelNotFound or Unauthorized."""
+    repository, _, revision = name.removeprefix("hf://").partition("@")
+    if repository.count("/") != 1 or not all(repository.split("/")):
+        raise ModelNotFound(f"{name!r} is no hub address; write hf://org/name or hf://org/name@revision")
+
+    from huggingface_hub import snapshot_download
+
+    with _sentences(name, repository, revision or None), _progress_bars(progress):
+        folder = snapshot_download(
+            repository,
+            revision=revision or None,
+            cache_dir=download_dir,
+            allow_patterns=_CONFIG_FILES + (_WEIGHT_FILES if weights else []),
+            ignore_patterns=_IGNORED,
+        )
+    path = Path(folder)
+    check_model_folder(path, asked=name)
+    # The cache lays snapshots out as snapshots/<commit hash>.
+    return LocalModel(path, repository, path.name)
+
+
+@contextlib.contextmanager
+def _sentences(name: str, repository: str, revision: str | None) -> Iterator[None]:
+    """Turn huggingface_hub's errors into ours."""
+    from huggingface_hub import constants, errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise Unauthorized(
+            f"{name} is gated: ask for access on its model page, then set HF_TOKEN to a token of that account"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelNotFound(f"{repository} exists on the hub, but has no revision {revision!r}") from error
+    except errors.RepositoryNotFoundError as error:
+        raise _missing_or_private(name) from error
+    except errors.LocalEntryNotFoundError as error:
+        if constants.HF_HUB_OFFLINE:
+            raise ModelNotFound(
+                f"{name} is not (or not wholly) in the local cache and HF_HUB_OFFLINE is set: unset it to download"
+            ) from error
+        cause = error.__cause__ or error
+        if isinstance(cause, errors.HfHubHTTPError):
+            raise _http_error(name, cause) from error
+        raise ModelNotFound(
+            f"{name} is not in the local cache and the hub cannot be reached: {cause}"
+        ) from error
+    except errors.HfHubHTTPError as error:
+        raise _http_error(name, error) from error
+    except errors.HFValidationError as error:
+        raise ModelNotFound(f"{name!r} is no hub address: {error}") from error
+
+
+def _http_error(name: str, error: object) -> ModelNotFound | Unauthorized:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403):
+        return Unauthorized(f"the hub refused the token for {name} (HTTP {status}); check HF_TOKEN")
+    return ModelNotFound(f"the hub answered HTTP {status} for {name}: {error}")
+
+
+def _missing_or_private(name: str) -> ModelNotFound | Unauthorized:
+    from huggingface_hub import get_token
+
+    if get_token():
+        return ModelNotFound(
+            f"{name} does not exist on the hub, or is private to another account than HF_TOKEN's"
+        )
+    return ModelNotFound(f"{name} does not exist on the hub; if it is private, set HF_TOKEN")
+
+
+@contextlib.contextmanager
+def _progress_bars(enabled: bool) -> Iterator[None]:
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if enabled or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

@@ -1,0 +1,85 @@
+"""A model folder on this machine: what it is called, which revision it holds, and whether it is one at all.
+
+Owns the revision of folders that carry none. It must be equal on every pod that holds the same files, whatever their
+timestamps, because it enters the namespace of the prefix chain; and it must differ when weights differ. So it is a
+digest of contents: the whole config.json, and of every safetensors file its name, size, header (names, dtypes, shapes)
+and a sample out of each tensor. Retrained weights differ in the samples; reading takes milliseconds, not minutes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from leadline.engine.errors import ModelNotFound
+
+__all__ = ["LocalModel", "check_model_folder", "folder_revision"]
+
+_SAMPLE_BYTES = 256
+_MAX_HEADER_BYTES = 100 << 20  # the safetensors format's own limit
+
+
+@dataclass(slots=True, frozen=True)
+class LocalModel:
+    """A model that can be loaded: folder, and the two names that enter the prefix chain's namespace."""
+
+    path: Path
+    """Folder with config.json, tokenizer files and *.safetensors."""
+    model_id: str
+    """`smollm2`, `org/name`, or a local folder's own name."""
+    revision: str
+    """The hub's commit hash, or a digest of the contents."""
+
+
+def check_model_folder(path: Path, *, asked: str) -> None:
+    """Raise ModelNotFound unless `path` is a folder with a config.json."""
+    if not path.exists():
+        raise ModelNotFound(f"no model at {path} (asked for as {asked!r}): the path does not exist")
+    if not path.is_dir():
+        hint = "a GGUF file; convert it to a safetensors folder first" if path.suffix == ".gguf" else "a file"
+        raise ModelNotFound(f"{path} is {hint}; a model is a folder with config.json and *.safetensors")
+    if not (path / "config.json").is_file():
+        raise ModelNotFound(f"{path} is no model folder: it has no config.json")
+
+
+def folder_revision(path: Path) -> str:
+    """32 hexadecimal digits that depend on config.json and the weights' contents only (see the module docstring)."""
+    digest = hashlib.blake2b(digest_size=16)
+    _feed(digest, (path / "config.json").read_bytes())
+    for file in sorted(path.glob("*.safetensors")):
+        _feed(digest, file.name.encode())
+        _feed_weights(digest, file)
+    return digest.hexdigest()
+
+
+def _feed(digest: hashlib.blake2b, data: bytes) -> None:
+    """Length first, so that nothing collides by concatenation."""
+    digest.update(struct.pack("<Q", len(data)))
+    digest.update(data)
+
+
+def _feed_weights(digest: hashlib.blake2b, file: Path) -> None:
+    # | u64 header length | JSON header: name → dtype, shape, [begin, end) | data: offsets count from here |
+    with file.open("rb") as handle:
+        size = os.fstat(handle.fileno()).st_size
+        digest.update(struct.pack("<Q", size))
+        length_bytes = handle.read(8)
+        length = struct.unpack("<Q", length_bytes)[0] if len(length_bytes) == 8 else 0
+        if length > min(_MAX_HEADER_BYTES, size - 8):
+            return  # not a safetensors file; the loader says so with the file's name
+        header = handle.read(length)
+        _feed(digest, header)
+        try:
+            entries = json.loads(header or b"{}")
+        except ValueError:
+            return
+        for name in sorted(entries):
+            if name == "__metadata__":
+                continue
+            begin, end = entries[name]["data_offsets"]
+            middle = max(begin, (begin + end - _SAMPLE_BYTES) // 2)
+            digest.update(os.pread(handle.fileno(), min(_SAMPLE_BYTES, end - middle), 8 + length + middle))
