@@ -40,6 +40,8 @@ class NewSeq:
     """Resolved seed, 64 bits. Noise for the token at position p is a function of (seed, p) alone."""
     block_ids: list[int]
     """Its block table so far: block i holds the KV of positions [i * block_size, (i + 1) * block_size)."""
+    banned_until_min: tuple[int, ...] = ()
+    """With sampling.min_tokens > 0: the EOS and stop ids not to be sampled at positions below prompt_len + min_tokens."""
 
 
 @dataclass(slots=True)
