@@ -1,0 +1,209 @@
+"""From the core's token ids to what callers see: text, stop strings, finish reasons, n choices.
+
+Owns the per-choice state of every request in flight on the frontend's side. Used by `LLM` and `AsyncEngine`
+alike:
+
+    requests = processor.add(request)              # n > 1 becomes n CoreRequests; send them to the core
+    deltas, aborts = processor.process(output)     # deliver the deltas; send the aborts to the core
+
+Invariants: a choice's text is final once given out; the tokens it reports end with the token that completed
+the stop string or with the stop token; after a delta with a finish_reason nothing more comes of that choice,
+whatever the core still sends. Not safe for threads: one owner calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from leadline.engine.errors import RequestError
+from leadline.engine.frontend.detokenizer import Detokenizer
+from leadline.engine.frontend.stop import StopStrings
+from leadline.engine.frontend.tokenizer import Tokenizer
+from leadline.engine.messages import CoreOutput, CoreRequest, FinishReason
+from leadline.engine.outputs import OutputDelta
+
+__all__ = ["OutputProcessor"]
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One sequence in flight. `request_id` is the caller's, not the core's."""
+
+    request_id: str
+    index: int
+    request: CoreRequest
+    detokenizer: Detokenizer
+    stops: StopStrings
+    num_output_tokens: int
+    num_cached_tokens: int = 0
+    queue_seconds: float | None = None
+
+
+class OutputProcessor:
+    """State of all requests in flight, keyed by the core's request ids."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._choices: dict[str, _Choice] = {}
+        self._children: dict[str, list[str]] = {}
+
+    def __len__(self) -> int:
+        """Requests (not choices) in flight."""
+        return len(self._children)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._children
+
+    def request_ids(self) -> list[str]:
+        return list(self._children)
+
+    def add(self, request: CoreRequest) -> list[CoreRequest]:
+        """Register a validated request (its `sampling.n` may be above 1) and return the sequences to send to
+        the core.
+
+        Choice i draws with seed + i. Only choice 0 computes prompt logprobs: they are the same for all.
+        Raises RequestError when a request of that id is in flight.
+        """
+        if request.request_id in self._children:
+            raise RequestError(
+                f"a request with id {request.request_id!r} is already in flight; ids must be unique",
+                param="request_id",
+                code="duplicate_request_id",
+            )
+        children = list(_fan_out(request))
+        self._children[request.request_id] = [child.request_id for child in children]
+        for index, child in enumerate(children):
+            self._choices[child.request_id] = self._new_choice(request.request_id, index, child)
+        return children
+
+    def process(self, output: CoreOutput) -> tuple[list[OutputDelta], list[str]]:
+        """Digest one output of the core → (deltas for the caller, core request ids to abort).
+
+        Outputs of requests that are finished or aborted here give nothing.
+        """
+        choice = self._choices.get(output.request_id)
+        if choice is None:
+            return [], []
+        if output.num_cached_tokens:
+            choice.num_cached_tokens = output.num_cached_tokens
+        if output.queue_seconds is not None:
+            choice.queue_seconds = output.queue_seconds
+
+        text, taken, found = _digest(choice, output)
+        finish: FinishReason | None = "stop" if found is not None else output.finish_reason
+        delta = self._delta(choice, finish)
+        delta.text = text
+        delta.token_ids = output.new_token_ids[:taken]
+        delta.logprobs = None if output.logprobs is None else output.logprobs[:taken]
+        delta.prompt_logprobs = output.prompt_logprobs
+        if found is not None:
+            delta.stop_reason = found
+        elif finish == "stop" and output.stop_token_id is not None:
+            is_eos = output.stop_token_id in choice.request.eos_token_ids
+            asked_for = output.stop_token_id in choice.request.sampling.stop_token_ids
+            delta.stop_reason = output.stop_token_id if asked_for or not is_eos else None
+        delta.error = output.error
+        if finish is not None:
+            self._forget(output.request_id)
+        aborts = [output.request_id] if found is not None and output.finish_reason is None else []
+        return [delta], aborts
+
+    def abort(self, request_id: str) -> list[str]:
+        """Forget a request; return the core request ids to abort (empty when it is not in flight)."""
+        children = self._children.pop(request_id, [])
+        for child in children:
+            self._choices.pop(child, None)
+        return children
+
+    def fail_all(self, error: str) -> list[OutputDelta]:
+        """The core is gone: end every choice in flight with finish_reason "error"."""
+        deltas = []
+        for choice in self._choices.values():
+            delta = self._delta(choice, "error")
+            delta.error = error
+            deltas.append(delta)
+        self._choices.clear()
+        self._children.clear()
+        return deltas
+
+    def _new_choice(self, request_id: str, index: int, child: CoreRequest) -> _Choice:
+        sampling = child.sampling
+        prompt_len = len(child.prompt_token_ids) - child.num_resumed
+        detokenizer = Detokenizer(
+            self._tokenizer,
+            prompt_token_ids=child.prompt_token_ids[:prompt_len],
+            skip_special_tokens=sampling.skip_special_tokens,
+        )
+        stops = StopStrings(sampling.stop, include=sampling.include_stop_str_in_output)
+        if child.num_resumed:
+            # What the earlier attempt gave out is dropped; what it held back stays held here.
+            stops.push(detokenizer.push(child.prompt_token_ids[prompt_len:]), armed=False)
+        return _Choice(request_id, index, child, detokenizer, stops, num_output_tokens=child.num_resumed)
+
+    def _delta(self, choice: _Choice, finish: FinishReason | None) -> OutputDelta:
+        return OutputDelta(
+            request_id=choice.request_id,
+            index=choice.index,
+            finish_reason=finish,
+            num_prompt_tokens=len(choice.request.prompt_token_ids) - choice.request.num_resumed,
+            num_cached_tokens=choice.num_cached_tokens,
+            num_output_tokens=choice.num_output_tokens,
+            queue_seconds=choice.queue_seconds,
+        )
+
+    def _forget(self, child_id: str) -> None:
+        choice = self._choices.pop(child_id)
+        siblings = self._children[choice.request_id]
+        siblings.remove(child_id)
+        if not siblings:
+            del self._children[choice.request_id]
+
+
+def _fan_out(request: CoreRequest) -> Iterator[CoreRequest]:
+    n = request.sampling.n
+    if n == 1:
+        yield request
+        return
+    first = msgspec.structs.replace(request.sampling, n=1)
+    later = msgspec.structs.replace(first, prompt_logprobs=None)
+    for index in range(n):
+        yield msgspec.structs.replace(
+            request,
+            request_id=f"{request.request_id}/{index}",
+            sampling=first if index == 0 else later,
+            seed=_wrap64(request.seed + index),
+        )
+
+
+def _wrap64(seed: int) -> int:
+    """Into the range of a signed 64-bit integer, which is what the sampler's tensors hold."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+def _digest(choice: _Choice, output: CoreOutput) -> tuple[str, int, str | None]:
+    """Run the new tokens through detokenizer and stop strings → (text, tokens taken, stop string found)."""
+    sampling = choice.request.sampling
+    text = ""
+    last = len(output.new_token_ids) - 1
+    for i, token_id in enumerate(output.new_token_ids):
+        choice.num_output_tokens += 1
+        if i == last and output.finish_reason == "stop" and output.stop_token_id is not None:
+            break  # the EOS or stop token is reported, but is no text
+        piece, found = choice.stops.push(
+            choice.detokenizer.push((token_id,)), armed=choice.num_output_tokens >= sampling.min_tokens
+        )
+        text += piece
+        if found is not None:
+            return text, i + 1, found
+    if output.finish_reason is not None:
+        piece, found = choice.stops.push(
+            choice.detokenizer.finish(), armed=choice.num_output_tokens >= sampling.min_tokens
+        )
+        text += piece
+        if found is not None:
+            return text, last + 1, found
+        text += choice.stops.flush()
+    return text, last + 1, None

@@ -1,0 +1,129 @@
+"""What bytes a token id stands for, and how pieces join to running text.
+
+Two decoder families cover the models we serve, and for both the text of a sequence is "join the pieces'
+bytes, read them as UTF-8", which is what makes incremental detokenization exact and O(1) a token:
+
+    byte-level (GPT-2, Llama 3, Qwen)    every character of a vocabulary entry is one byte under a fixed
+    alphabet metaspace (SentencePiece)            "▁" is a space, `<0xE4>` is a byte, the first piece may lose
+    its space
+
+Anything else is `JoinKind.OPAQUE`: only the library's own `decode` knows, and the detokenizer falls back to
+it.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from typing import Any
+
+import tokenizers
+
+__all__ = ["JoinKind", "LeadingSpace", "PieceTable"]
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+
+
+class JoinKind(enum.Enum):
+    BYTE_LEVEL = "byte_level"
+    METASPACE = "metaspace"
+    OPAQUE = "opaque"
+
+
+class LeadingSpace(enum.Enum):
+    """What happens to spaces at the very start of a decoded text."""
+
+    KEEP = "keep"
+    STRIP_ONE = "strip_one"
+    """One space of the whole text (the Strip decoder of Llama 2)."""
+    STRIP_PIECE = "strip_piece"
+    """Every "▁" of the first piece (the Metaspace decoder)."""
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's byte alphabet: printable Latin-1 bytes stand for themselves, the other 68 follow from U+0100
+    on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(plain)]
+    return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+class PieceTable:
+    """id → bytes, computed on first use and kept. Safe for threads: entries are only ever filled with one
+    value."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, vocab_size: int) -> None:
+        self._backend = backend
+        self._bytes: list[bytes | None] = [None] * vocab_size
+        self._longest: int | None = None
+        self.kind, self.leading, self._byte_fallback = _classify(backend)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes of one token in the middle of a text; empty for ids the vocabulary does not have."""
+        if not 0 <= token_id < len(self._bytes):
+            return b""
+        piece = self._bytes[token_id]
+        if piece is None:
+            piece = self._bytes[token_id] = self._compute(token_id)
+        return piece
+
+    def all_bytes(self) -> list[bytes]:
+        """`bytes_of` every id below vocab_size."""
+        return [self.bytes_of(i) for i in range(len(self._bytes))]
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest piece: n bytes of text need at least n / longest tokens."""
+        if self._longest is None:
+            self._longest = max(map(len, self.all_bytes()), default=1) or 1
+        return self._longest
+
+    def _compute(self, token_id: int) -> bytes:
+        piece = self._backend.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if self.kind is JoinKind.BYTE_LEVEL:
+            # An added token may hold characters outside the alphabet (a space); then it is plain text as a
+            # whole.
+            if all(char in _ALPHABET for char in piece):
+                return bytes(_ALPHABET[char] for char in piece)
+            return piece.encode()  # type: ignore[no-any-return]
+        if self.kind is JoinKind.METASPACE:
+            if self._byte_fallback and (match := _BYTE_PIECE.match(piece)):
+                return bytes([int(match[1], 16)])
+            return piece.replace("▁", " ").encode()  # type: ignore[no-any-return]
+        return self._backend.decode([token_id], skip_special_tokens=False).encode()  # type: ignore[no-any-return]
+
+
+def _classify(backend: tokenizers.Tokenizer) -> tuple[JoinKind, LeadingSpace, bool]:
+    """(kind, leading space rule, byte fallback) from the decoder's JSON form."""
+    if backend.decoder is None:
+        return JoinKind.OPAQUE, LeadingSpace.KEEP, False
+    spec: dict[str, Any] = json.loads(backend.decoder.__getstate__())
+    steps: list[dict[str, Any]] = spec["decoders"] if spec["type"] == "Sequence" else [spec]
+    types = [step["type"] for step in steps]
+    if types == ["ByteLevel"]:
+        return JoinKind.BYTE_LEVEL, LeadingSpace.KEEP, False
+    leading, replaced = LeadingSpace.KEEP, False
+    for step in steps:
+        match step["type"]:
+            case "Replace" if step["pattern"] == {"String": "▁"} and step["content"] == " ":
+                replaced = True
+            case "Metaspace" if step["replacement"] == "▁":
+                replaced = True
+                if step.get("prepend_scheme", "always") != "never":
+                    leading = LeadingSpace.STRIP_PIECE
+            case "Strip" if step["content"] == " " and step["start"] in (0, 1) and step["stop"] == 0:
+                if step["start"] == 1:
+                    leading = LeadingSpace.STRIP_ONE
+            case "ByteFallback" | "Fuse":
+                pass
+            case _:
+                return JoinKind.OPAQUE, LeadingSpace.KEEP, False
+    if not replaced:
+        return JoinKind.OPAQUE, LeadingSpace.KEEP, False
+    return JoinKind.METASPACE, leading, "ByteFallback" in types

@@ -1,0 +1,273 @@
+"""Text to token ids and back, from the tokenizer files of a model folder.
+
+Owns reading `tokenizer.json` and its companions (`tokenizer_config.json`, `special_tokens_map.json`, chat
+template files) and the map from a token id to the bytes it stands for. Uses the `tokenizers` library
+directly: it is fast, it releases the GIL, and it spares the process the import of transformers. Depends on
+nothing of the room but `errors`, so that the gateway can render and tokenize with the same code.
+
+A `Tokenizer` is never changed after `load` and may be used from any number of threads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, processors
+
+from leadline.engine.errors import ModelNotFound, RequestError, UnsupportedModel
+from leadline.engine.frontend.pieces import PieceTable
+
+__all__ = ["Tokenizer"]
+
+_NAMED_SPECIALS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+class Tokenizer:
+    """The tokenizer of one model. Build it with `Tokenizer.load`.
+
+    Attributes:
+        path: the model folder.
+        vocab_size: highest token id plus one; the model's logits may be wider (padding).
+        special_tokens: name → text, e.g. `{"bos_token": "<s>"}`: what chat templates may refer to.
+        special_ids: ids that `skip_special_tokens` leaves out of the text.
+        bos_token_id, eos_token_id, pad_token_id: None where the model has none.
+        chat_templates: name → Jinja source; the usual one is called "default".
+        pieces: id → bytes, and how pieces join to text.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, config: dict[str, Any], templates: dict[str, str], path: Path
+    ) -> None:
+        self.path = path
+        self.config = config
+        self.chat_templates = templates
+        self.special_tokens = _special_tokens(config)
+        _add_missing_tokens(backend, config, self.special_tokens)
+        _apply_bos_eos_flags(backend, config, self.special_tokens)
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+
+        added = backend.get_added_tokens_decoder()
+        self.vocab_size: int = max(
+            backend.get_vocab_size(with_added_tokens=False), max(added, default=-1) + 1
+        )
+        self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
+        self.bos_token_id = self._named_id("bos_token")
+        self.eos_token_id = self._named_id("eos_token")
+        self.pad_token_id = self._named_id("pad_token")
+        self.pieces = PieceTable(backend, self.vocab_size)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """Read the tokenizer of the model folder `path`.
+
+        Raises ModelNotFound when the folder holds no tokenizer, UnsupportedModel when it holds one that
+        cannot be used without running code from the model's repository or without byte-exact decoding.
+        """
+        folder = Path(path)
+        config = _read_json(folder / "tokenizer_config.json")
+        for name, value in _read_json(folder / "special_tokens_map.json").items():
+            config.setdefault(name, value)
+        file = folder / "tokenizer.json"
+        if file.is_file():
+            try:
+                backend = tokenizers.Tokenizer.from_file(str(file))
+            except Exception as error:  # the library raises bare Exception
+                raise UnsupportedModel(
+                    f"{file} cannot be read by tokenizers {tokenizers.__version__}: {error}"
+                ) from error
+        else:
+            backend, config = _through_transformers(folder, config)
+        return cls(backend, config, _read_templates(folder, config), folder)
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The `tokenizers` object itself. Do not change it."""
+        return self._backend
+
+    @property
+    def chat_template(self) -> str | None:
+        """The default chat template, or None."""
+        return self.chat_templates.get("default")
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokenizer's own EOS; a model's generation config may name more
+        (`generation.GenerationDefaults`)."""
+        return () if self.eos_token_id is None else (self.eos_token_id,)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Special tokens written out in the text are recognised as such.
+
+        Raises RequestError for text that has no UTF-8 form (lone surrogates, which JSON's \\ud800 can
+        produce).
+        """
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids  # type: ignore[no-any-return]
+        except (UnicodeEncodeError, TypeError) as error:
+            if isinstance(error, TypeError) and _is_utf8(text):
+                raise
+            raise RequestError(
+                "text is not valid Unicode: it holds half of a surrogate pair, which has no UTF-8 form"
+            ) from error
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD, ids beyond the vocabulary nothing."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)  # type: ignore[no-any-return]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes `token_id` stands for in running text (a leading space included); empty beyond the
+        vocabulary."""
+        return self.pieces.bytes_of(token_id)
+
+    def token_str(self, token_id: int) -> str:
+        """`token_bytes` as text, for display: a token that is part of a character shows U+FFFD."""
+        return self.pieces.bytes_of(token_id).decode("utf-8", "replace")
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token given by its vocabulary entry, or None."""
+        return self._backend.token_to_id(token)  # type: ignore[no-any-return]
+
+    def _named_id(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        return None if text is None else self.token_id(text)
+
+
+def _is_utf8(text: object) -> bool:
+    try:
+        return isinstance(text, str) and text.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnsupportedModel(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UnsupportedModel(f"{file} must hold a JSON object")
+    return value
+
+
+def _read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Template files win over `chat_template` in tokenizer_config.json, as in transformers."""
+    templates: dict[str, str] = {}
+    inline = config.get("chat_template")
+    if isinstance(inline, str):
+        templates["default"] = inline
+    elif isinstance(inline, list):
+        templates.update({entry["name"]: entry["template"] for entry in inline})
+    elif isinstance(inline, dict):
+        templates.update(inline)
+    if (main := folder / "chat_template.jinja").is_file():
+        templates["default"] = main.read_text(encoding="utf-8")
+    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[file.stem] = file.read_text(encoding="utf-8")
+    return templates
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Named special tokens; each is text or `{"content": text, ...}` in the files."""
+    extra = config.get("extra_special_tokens")
+    named = {**(extra if isinstance(extra, dict) else {}), **{n: config.get(n) for n in _NAMED_SPECIALS}}
+    result = {}
+    for name, value in named.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            result[name] = text
+    return result
+
+
+def _add_missing_tokens(
+    backend: tokenizers.Tokenizer, config: dict[str, Any], specials: dict[str, str]
+) -> None:
+    """Add tokens that tokenizer_config.json lists and tokenizer.json lacks (ids follow in order)."""
+    missing: list[AddedToken] = []
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    listed = sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
+    extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
+    names = [*specials.values()]
+    if isinstance(extra, list):
+        names += [entry["content"] if isinstance(entry, dict) else str(entry) for entry in extra]
+    for _, entry in listed:
+        if entry["content"] not in known:
+            flags = {
+                k: bool(entry[k])
+                for k in ("single_word", "lstrip", "rstrip", "normalized", "special")
+                if k in entry
+            }
+            flags["special"] = flags.get("special", False) or entry["content"] in names
+            missing.append(AddedToken(entry["content"], **flags))
+            known.add(entry["content"])
+    for name in names:
+        if name not in known:
+            missing.append(AddedToken(name, special=True, normalized=False))
+            known.add(name)
+    if missing:
+        backend.add_tokens(missing)
+
+
+def _apply_bos_eos_flags(
+    backend: tokenizers.Tokenizer, config: dict[str, Any], specials: dict[str, str]
+) -> None:
+    """`add_bos_token` / `add_eos_token` in tokenizer_config.json override the post-processor of
+    tokenizer.json."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    bos, eos = specials.get("bos_token"), specials.get("eos_token")
+    before = [bos] if config.get("add_bos_token") and bos is not None else []
+    after = [eos] if config.get("add_eos_token") and eos is not None else []
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, *before, "$B", *after],
+        special_tokens=[(token, backend.token_to_id(token)) for token in dict.fromkeys(before + after)],
+    )
+
+
+def _through_transformers(
+    folder: Path, config: dict[str, Any]
+) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """Let transformers convert an older tokenizer format, and take the `tokenizers` object it built."""
+    if not folder.is_dir():
+        raise ModelNotFound(f"{folder} is not a folder")
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, use_fast=True)
+    except Exception as error:
+        raise ModelNotFound(
+            f"{folder} holds no tokenizer.json, and transformers found no tokenizer it can convert: {error}"
+        ) from error
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise UnsupportedModel(
+            f"the tokenizer of {folder} ({type(loaded).__name__}) has no tokenizer.json form; "
+            "convert it with `AutoTokenizer.from_pretrained(...).save_pretrained(folder)`"
+        )
+    # transformers has applied added tokens and bos/eos flags already; only names and templates are left to
+    # read.
+    merged = {
+        k: v for k, v in config.items() if k not in ("add_bos_token", "add_eos_token", "added_tokens_decoder")
+    }
+    for name in _NAMED_SPECIALS:
+        if (value := getattr(loaded, name, None)) is not None:
+            merged[name] = str(value)
+    if loaded.chat_template is not None:
+        merged.setdefault("chat_template", loaded.chat_template)
+    return tokenizers.Tokenizer.from_str(backend.to_str()), merged
