@@ -1,4 +1,4 @@
-"""What crosses between the engine, the gateway and the operator; the only room that all the others may import.
+"""What crosses between engine, gateway and operator; the only room that all the others may import.
 
 chain       the prefix hash chain: which KV blocks are the same
 events      cache event batches and snapshots, engine → gateway
@@ -8,6 +8,6 @@ openai      the OpenAI API's requests, responses and streaming chunks
 errors      the OpenAI error object
 isvc        names and reasons of the InferenceService resource
 
-Imports no torch, no web framework and no Kubernetes client. Import the modules, not this package: nothing is loaded
-that is not used.
+Imports no torch, no web framework and no Kubernetes client. Import the modules, not this package: nothing is
+loaded that is not used.
 """

@@ -8,7 +8,8 @@ Tokens are cut into blocks of `block_size`; the hash of a full block stands for 
                              h_i = BLAKE2b-128(h_{i-1} ‖ tokens of block i, little-endian uint32)
 
 `root` is h_0 = BLAKE2b-128(namespace). The namespace holds the format version and all that makes KV of
-equal tokens differ (model, revision, adapter, tenant salt, block size): equal hashes mean interchangeable blocks.
+equal tokens differ (model, revision, adapter, tenant salt, block size): equal hashes mean interchangeable
+blocks.
 
 The engine keys its prefix cache by the full 16 bytes; events and the gateway use `short` of them. Whoever
 changes what is hashed must raise `FORMAT_VERSION`: old and new pods then never share a block.

@@ -1,0 +1,65 @@
+"""Names of the InferenceService resource: group, version, labels, condition types and reasons.
+
+The Kubernetes API conventions ask that condition types and reasons be CamelCase words which programs may
+compare; they are part of the API and never change their meaning.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = [
+    "API_VERSION",
+    "FIELD_MANAGER",
+    "GROUP",
+    "KIND",
+    "PLURAL",
+    "SHORT_NAME",
+    "SINGULAR",
+    "VERSION",
+    "ConditionType",
+    "Reason",
+    "label",
+]
+
+GROUP = "serving.leadline.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "InferenceService"
+SINGULAR = "inferenceservice"
+PLURAL = "inferenceservices"
+SHORT_NAME = "isvc"
+FIELD_MANAGER = "leadline-operator"
+"""Field manager of every server-side apply."""
+
+
+def label(name: str) -> str:
+    """Key of a label or annotation of ours: `serving.leadline.io/<name>`."""
+    return f"{GROUP}/{name}"
+
+
+class ConditionType(StrEnum):
+    """Types of `status.conditions`; True is the good state of each."""
+
+    READY = "Ready"
+    MODEL_AVAILABLE = "ModelAvailable"
+    PROGRESSING = "Progressing"
+
+
+class Reason(StrEnum):
+    """Why a condition is what it is."""
+
+    AVAILABLE = "Available"
+    SCALED_TO_ZERO = "ScaledToZero"
+    CREATING_PODS = "CreatingPods"
+    LOADING_WEIGHTS = "LoadingWeights"
+    ROLLING_OUT = "RollingOut"
+    ROLLOUT_BLOCKED = "RolloutBlocked"
+    INSUFFICIENT_GPU = "InsufficientGPU"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    MODEL_NOT_FOUND = "ModelNotFound"
+    MODEL_UNAUTHORIZED = "ModelUnauthorized"
+    MODEL_UNSUPPORTED = "ModelUnsupported"
+    OUT_OF_MEMORY = "OutOfMemory"
+    CRASH_LOOP = "CrashLoop"
+    INVALID_SPEC = "InvalidSpec"

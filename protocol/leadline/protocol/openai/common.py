@@ -1,0 +1,127 @@
+"""Parts of the OpenAI API that chat and text completions share: sampling fields, response formats, usage.
+
+Request fields are nullable because clients send explicit nulls; null and absent both mean "not given", and
+the server fills in its defaults (which may come from the model's generation_config.json). Ranges here hold
+for every model; what depends on the model or on other fields is checked where requests are admitted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+__all__ = [
+    "FinishReason",
+    "GenerationRequest",
+    "JsonObjectFormat",
+    "JsonSchema",
+    "JsonSchemaFormat",
+    "NonEmptyStr",
+    "PriorityClass",
+    "PromptTokensDetails",
+    "ResponseFormat",
+    "StreamOptions",
+    "TextFormat",
+    "TokenId",
+    "Usage",
+]
+
+PriorityClass = Literal["interactive", "batch"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+
+TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
+NonEmptyStr = Annotated[str, Meta(min_length=1)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+StopList = Annotated[list[NonEmptyStr], Meta(max_length=64)]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    """Send one more chunk before [DONE], with empty choices and the usage of the whole request."""
+
+
+class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
+    """No constraint."""
+
+
+class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
+    """Any JSON object."""
+
+
+class JsonSchema(msgspec.Struct, kw_only=True):
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    """A JSON Schema; absent: any JSON object."""
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", kw_only=True):
+    """JSON that validates against a schema."""
+
+    json_schema: JsonSchema
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """Fields that both kinds of request have."""
+
+    model: str | None = None
+    """Served name; null or absent: the only model there is."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: PositiveInt | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    stop: NonEmptyStr | StopList | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    """Token id to bias; JSON writes the ids as strings."""
+    user: str | None = None
+    response_format: ResponseFormat | None = None
+
+    # Extensions: not in OpenAI's API.
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    """0 turns it off."""
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    regex: str | None = None
+    """The whole output must match it. At most one of this, `grammar` and a constraining `response_format`."""
+    grammar: str | None = None
+    """Grammar, in llguidance's Lark dialect, that the whole output must match."""
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+    """Prefix cache entries are shared only among requests with equal salt."""
+    priority_class: PriorityClass | None = None
+    queue_timeout: Annotated[float, Meta(ge=0)] | None = None
+    """Seconds the request may wait for admission; then 503."""
+    deadline: Annotated[float, Meta(gt=0)] | None = None
+    """Seconds from now by which the answer must be complete; then 504."""
+    resume_token_ids: list[TokenId] | None = None
+    """Output that another pod already sent for this request: generation goes on behind it."""
+    return_token_ids: bool | None = None
+    """Report output token ids beside the text."""
+
+
+class PromptTokensDetails(msgspec.Struct, kw_only=True):
+    cached_tokens: int = 0
+    """Prompt tokens whose KV came from the prefix cache."""
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    """Of all choices together."""
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None

@@ -1,0 +1,70 @@
+"""Requests of `POST /v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from leadline.protocol.openai.common import GenerationRequest, NonEmptyStr, TokenId
+
+__all__ = ["CompletionRequest", "Prompt"]
+
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+
+_TOKEN_IDS: dict[str, Any] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": 2**32},
+}
+
+# msgspec allows one array type in a union, so "a list of one kind" is checked after decoding; the schema in
+# the OpenAPI document says it in full.
+Prompt = Annotated[
+    NonEmptyStr | Annotated[list[NonEmptyStr | TokenId | TokenIds], Meta(min_length=1)],
+    Meta(
+        extra_json_schema={
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+                _TOKEN_IDS,
+                {"type": "array", "minItems": 1, "items": _TOKEN_IDS},
+            ]
+        }
+    ),
+]
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    prompt: Prompt
+    """A string, several strings, one list of token ids, or several such lists."""
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    """0 only together with echo: score the prompt and generate nothing."""
+    echo: bool | None = None
+    """Put the prompt in front of the answer."""
+    logprobs: Annotated[int, Meta(ge=0)] | None = None
+    """Alternatives per token; 0 reports the chosen token alone."""
+    best_of: Annotated[int, Meta(ge=1)] | None = None
+    suffix: str | None = None
+
+    # Extensions.
+    prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    """Alternatives per prompt token."""
+    add_special_tokens: bool | None = None
+    """Tokenize string prompts with the model's BOS; true by default."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.prompt, list) and len({type(item) for item in self.prompt}) > 1:
+            # Written like msgspec's own messages, from which the JSON path is read.
+            raise ValueError(
+                "Expected strings, token ids or lists of token ids, but not a mixture - at `$.prompt`"
+            )
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts one by one, in order: each a string or a list of token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [msgspec.convert(self.prompt, list[int])]
+        return list(self.prompt)  # type: ignore[arg-type]

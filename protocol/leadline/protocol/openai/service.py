@@ -1,0 +1,107 @@
+"""Everything beside completions: the model list, tokenization, version, administration."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from leadline.protocol.openai.chat import ChatMessage, Tool
+from leadline.protocol.openai.common import NonEmptyStr, TokenId
+
+__all__ = [
+    "DetokenizeRequest",
+    "DetokenizeResponse",
+    "ModelCard",
+    "ModelList",
+    "ResetPrefixCacheResponse",
+    "TokenizeRequest",
+    "TokenizeResponse",
+    "VersionResponse",
+    "WarmupRequest",
+    "WarmupResponse",
+]
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "leadline"
+    max_model_len: int | UnsetType = UNSET
+    """Extension: tokens, prompt and output together."""
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """Answer of `GET /v1/models`."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of `POST /tokenize`: either a text or a conversation, which goes through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    """For a text: put the model's BOS in front; true by default."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("Expected either `prompt` or `messages` - at `$.prompt`")
+
+
+class TokenizeResponse(msgspec.Struct, kw_only=True):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of `POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class DetokenizeResponse(msgspec.Struct, kw_only=True):
+    prompt: str
+
+
+class VersionResponse(msgspec.Struct, kw_only=True):
+    """Answer of `GET /version`."""
+
+    version: str
+
+
+class WarmupRequest(msgspec.Struct, kw_only=True):
+    """Body of `POST /admin/warmup`: prompts whose KV shall be in the prefix cache before anyone asks."""
+
+    prompts: Annotated[
+        list[NonEmptyStr | Annotated[list[TokenId], Meta(min_length=1)]],
+        Meta(min_length=1, max_length=1024),
+    ]
+    """Texts or lists of token ids, mixed as you like."""
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+
+
+class WarmupResponse(msgspec.Struct, kw_only=True):
+    prompts: int
+    prompt_tokens: int
+    cached_tokens: int
+    """Tokens that were in the cache already."""
+    seconds: float
+
+
+class ResetPrefixCacheResponse(msgspec.Struct, kw_only=True):
+    """Answer of `POST /admin/reset_prefix_cache`."""
+
+    blocks: int
+    """Cached blocks that were dropped."""
