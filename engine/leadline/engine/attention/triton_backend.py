@@ -1,0 +1,240 @@
+"""The `triton` attention backend: our own kernels, any block size from 16 to 256, nothing planned on the host.
+
+Rows with one query token go to the split-KV decode kernel, chunks to the prefill kernel. `begin` only launches the
+kernels that make the two work lists; lengths are read on the device, so a CUDA graph captured over `begin` and the
+layers' `forward` (or over the layers alone, with `begin` called before each replay) is right for any lengths. In such
+a graph padding rows may have a context length of 0 (their output is zero) and padding tokens a slot of -1.
+
+One instance serves one stream: its workspaces are reused from layer to layer.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from leadline.engine.attention.interface import AttentionBatch, AttentionSpec
+from leadline.engine.errors import ConfigError
+
+__all__ = ["TritonBackend", "import_triton"]
+
+_QUERIES = 64
+"""Query tokens a prefill CTA."""
+
+
+def import_triton(setting: str) -> None:
+    """Raise ConfigError, naming the setting that wants it, if Triton cannot be imported."""
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"attention_backend {setting!r} needs the package 'triton', which comes with torch built for CUDA; "
+            "install it, or use attention_backend 'torch'"
+        ) from error
+
+
+class TritonBackend:
+    """See `AttentionBackend`. float16, bfloat16 or float32; head_dim up to 256, a multiple of 8."""
+
+    name = "triton"
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        import_triton("triton")
+        if spec.num_heads % spec.num_kv_heads:
+            raise ConfigError(
+                f"attention_backend 'triton' needs num_heads ({spec.num_heads}) to be a multiple of num_kv_heads "
+                f"({spec.num_kv_heads})"
+            )
+        if spec.block_size & (spec.block_size - 1) or not 16 <= spec.block_size <= 256:
+            raise ConfigError(
+                f"attention_backend 'triton' needs block_size 16, 32, 64, 128 or 256, not {spec.block_size}"
+            )
+        if spec.head_dim % 8 or not 16 <= spec.head_dim <= 256:
+            raise ConfigError(
+                "attention_backend 'triton' needs a head_dim that is a multiple of 8 from 16 to 256, not "
+                f"{spec.head_dim}; attention_backend 'torch' takes any"
+            )
+        if spec.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            raise ConfigError(
+                f"attention_backend 'triton' works in float16, bfloat16 or float32, not {spec.dtype}"
+            )
+        if spec.max_rows >= 1 << 15:
+            raise ConfigError(f"max_concurrent_requests must be below {1 << 15}, got {spec.max_rows}")
+        self.spec = spec
+        self.group = spec.num_heads // spec.num_kv_heads
+        self._scale_log2 = spec.scale * math.log2(math.e)
+        self._dim_tile = _power_of_two(spec.head_dim)
+        self._group_pad = _power_of_two(self.group)
+        self._targets = (128, 256)
+        """CTAs the decode kernel aims at: up to 2 rows, and above."""
+        items = spec.max_rows + self._targets[1] // spec.num_kv_heads
+        device = spec.device
+        self._items = torch.zeros(items, dtype=torch.int32, device=device)
+        self._meta = torch.zeros(2, dtype=torch.int32, device=device)
+        parts = (items, spec.num_kv_heads, self._group_pad)
+        self._part_out = torch.empty((*parts, spec.head_dim), dtype=torch.float32, device=device)
+        self._part_lse = torch.empty(parts, dtype=torch.float32, device=device)
+        self._arrived = torch.zeros(spec.max_rows * spec.num_kv_heads, dtype=torch.int32, device=device)
+        self._prefill_meta = torch.zeros(1, dtype=torch.int32, device=device)
+        self._prefill_items = torch.empty(0, dtype=torch.int32, device=device)
+        self._batch: AttentionBatch | None = None
+        self._target = self._targets[1]
+
+    def begin(self, batch: AttentionBatch) -> None:
+        """Launch the work-list kernels of this step. Nothing is read back."""
+        from leadline.engine.attention import triton_decode, triton_prefill
+
+        spec = self.spec
+        self._batch = batch
+        decodes, chunks = batch.num_decodes, batch.num_rows - batch.num_decodes
+        if decodes:
+            self._target = self._targets[0] if decodes <= 2 else self._targets[1]
+            triton_decode.decode_items_kernel[(decodes,)](
+                batch.context_lens,
+                self._items,
+                self._meta,
+                decodes,
+                KV_HEADS=spec.num_kv_heads,
+                TARGET=self._target,
+                STEP=triton_decode.CHUNK_STEP,
+                BLOCK_ROWS=_power_of_two(spec.max_rows),
+                MAX_CHUNKS=_power_of_two(self._target // spec.num_kv_heads + 1),
+                num_warps=4,
+            )
+        if chunks:
+            most = (batch.num_tokens - decodes) // _QUERIES + chunks
+            self._prefill_items = torch.empty(most, dtype=torch.int32, device=spec.device)
+            triton_prefill.prefill_items_kernel[(chunks,)](
+                batch.cu_q,
+                self._prefill_items,
+                self._prefill_meta,
+                decodes,
+                chunks,
+                QUERIES=_QUERIES,
+                BLOCK_ROWS=_power_of_two(spec.max_rows),
+                num_warps=4,
+            )
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.forward`. q, k and v may be slices of one merged projection."""
+        from leadline.engine.attention.triton_kv_write import write_kv
+
+        batch = self._batch
+        if batch is None:
+            raise RuntimeError("begin(batch) comes before forward")
+        q, k, v = _heads_packed(q), _heads_packed(k), _heads_packed(v)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        write_kv(k, v, k_cache, v_cache, batch.slot_mapping)
+        if batch.num_decodes:
+            self.decode(q, k_cache, v_cache, out)
+        if batch.num_rows > batch.num_decodes:
+            self.prefill(q, k_cache, v_cache, out)
+        return out
+
+    def decode(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Attend for the rows with one query token: the first num_decodes rows of q and out."""
+        from leadline.engine.attention.triton_decode import decode_kernel
+
+        batch, spec = self._batch, self.spec
+        assert batch is not None
+        tile, warps, stages = self._decode_tiles(batch.num_decodes)
+        grid = (batch.num_decodes + self._target // spec.num_kv_heads) * spec.num_kv_heads
+        decode_kernel[(grid,)](
+            q,
+            k_cache,
+            v_cache,
+            out,
+            batch.block_tables,
+            batch.context_lens,
+            self._items,
+            self._meta,
+            self._part_out,
+            self._part_lse,
+            self._arrived,
+            self._scale_log2,
+            q.stride(0),
+            batch.block_tables.stride(0),
+            k_cache.stride(0),
+            KV_HEADS=spec.num_kv_heads,
+            GROUP=self.group,
+            HEAD_DIM=spec.head_dim,
+            BLOCK_SIZE=spec.block_size,
+            GROUP_TILE=max(16, self._group_pad),
+            GROUP_PAD=self._group_pad,
+            DIM_TILE=self._dim_tile,
+            TILE=tile,
+            MERGE=max(1, min(8, 2048 // (self._group_pad * self._dim_tile))),
+            PRECISION=self._precision,
+            num_warps=warps,
+            num_stages=stages,
+        )
+
+    def prefill(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Attend for the chunk rows: rows num_decodes and up of the batch."""
+        from leadline.engine.attention.triton_prefill import prefill_kernel
+
+        batch, spec = self._batch, self.spec
+        assert batch is not None
+        wide = spec.dtype == torch.float32 or self._dim_tile > 128
+        prefill_kernel[(self._prefill_items.shape[0] * spec.num_heads,)](
+            q,
+            k_cache,
+            v_cache,
+            out,
+            batch.block_tables,
+            batch.cu_q,
+            batch.context_lens,
+            self._prefill_items,
+            self._prefill_meta,
+            self._scale_log2,
+            q.stride(0),
+            batch.block_tables.stride(0),
+            k_cache.stride(0),
+            HEADS=spec.num_heads,
+            KV_HEADS=spec.num_kv_heads,
+            HEAD_DIM=spec.head_dim,
+            BLOCK_SIZE=spec.block_size,
+            QUERIES=_QUERIES,
+            TILE=32 if wide else 64,
+            DIM_TILE=self._dim_tile,
+            PRECISION=self._precision,
+            num_warps=4,
+            num_stages=2 if wide else 3,
+        )
+
+    @property
+    def _precision(self) -> str:
+        # Triton multiplies float32 in tf32 unless told otherwise; 16-bit inputs are not affected.
+        return "ieee" if self.spec.dtype == torch.float32 else "tf32"
+
+    def _decode_tiles(self, rows: int) -> tuple[int, int, int]:
+        """(keys a tile, warps, pipeline stages): one warp a CTA, six CTAs an SM; two warps for one or two rows."""
+        spec = self.spec
+        if spec.dtype == torch.float32 or self._dim_tile > 128 or self._group_pad > 16:
+            return 16, 4, 2
+        if spec.block_size == 16:
+            return 16, 1, 6
+        if rows <= 2 and spec.block_size >= 64:
+            return 64, 2, 3
+        return (64 if self._dim_tile <= 64 and spec.block_size >= 64 else 32), 1, 3
+
+
+def _heads_packed(x: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, dim] with its heads side by side, whatever the token stride; copied only if they are not."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,180 @@
+"""Paged causal prefill attention in Triton: chunks of new tokens that stand at the end of their context.
+
+One CTA a (block of query tokens, query head). The list of query blocks is made on the device from the row
+boundaries, last block of a row first (it has the most keys), so nothing here depends on lengths the host knows.
+
+    keys of a row    |<------- all queries of the block see them ------->|<- diagonal and end ->|
+                     0                                          full_end (multiple of TILE)    end
+                     unmasked loop: every row is written                  masked loop
+
+Invariant: no key at or past the row's context length is loaded (NaN in unwritten cache rows cannot reach the result).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["prefill_items_kernel", "prefill_kernel"]
+
+
+@triton.jit(do_not_specialize=["first_row", "num_rows"])
+def prefill_items_kernel(
+    cu_q,
+    items,
+    meta,
+    first_row,
+    num_rows,
+    QUERIES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    """Program i lists the query blocks of row first_row + i as `row | block << 16`; meta = [number of items].
+
+    Rows first_row .. first_row + num_rows - 1 are the chunks. At most (their tokens) // QUERIES + num_rows items.
+    """
+    mine = tl.program_id(0)
+    rows = tl.arange(0, BLOCK_ROWS)
+    ok = rows < num_rows
+    begins = tl.load(cu_q + first_row + rows, mask=ok, other=0)
+    ends = tl.load(cu_q + first_row + rows + 1, mask=ok, other=0)
+    counts = tl.cdiv(ends - begins, QUERIES)
+    first = tl.sum(tl.where(rows < mine, counts, 0), axis=0)
+    count = tl.sum(tl.where(rows == mine, counts, 0), axis=0)
+    lanes = tl.arange(0, 128)
+    for start in range(0, count, 128):
+        index = start + lanes
+        block = count - 1 - index
+        tl.store(items + first + index, (first_row + mine) | (block << 16), mask=index < count)
+    if mine == 0:
+        tl.store(meta, tl.sum(counts, axis=0))
+
+
+@triton.jit
+def _tile(
+    start,
+    end,
+    q_tile,
+    positions,
+    peak,
+    weight,
+    acc,
+    table,
+    k_cache,
+    v_cache,
+    page_stride,
+    head,
+    scale_log2,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+    TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Fold keys [start, start + TILE) into the running softmax; MASKED cuts at `end` and at each query's position."""
+    lanes = tl.arange(0, TILE)
+    dims = tl.arange(0, DIM_TILE)
+    keys = start + lanes
+    live = keys < end
+    if BLOCK_SIZE >= TILE:
+        # A tile lies within one block: one page number.
+        page = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
+        base = page * page_stride + (start % BLOCK_SIZE) * (KV_HEADS * HEAD_DIM) + head * HEAD_DIM
+        offsets = base + (lanes[:, None] * (KV_HEADS * HEAD_DIM) + dims[None, :])
+    else:
+        pages = tl.load(table + keys // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
+        bases = pages * page_stride + (keys % BLOCK_SIZE) * (KV_HEADS * HEAD_DIM) + head * HEAD_DIM
+        offsets = bases[:, None] + dims[None, :]
+    if MASKED:
+        mask = live[:, None] & (dims < HEAD_DIM)[None, :]
+        k = tl.load(k_cache + offsets, mask=mask, other=0.0)
+        v = tl.load(v_cache + offsets, mask=mask, other=0.0)
+    elif HEAD_DIM != DIM_TILE:
+        mask = (dims < HEAD_DIM)[None, :]
+        k = tl.load(k_cache + offsets, mask=mask, other=0.0)
+        v = tl.load(v_cache + offsets, mask=mask, other=0.0)
+    else:
+        k = tl.load(k_cache + offsets)
+        v = tl.load(v_cache + offsets)
+    scores = tl.dot(q_tile, tl.trans(k), input_precision=PRECISION)
+    if MASKED:
+        scores = tl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, axis=1) * scale_log2)
+    shrink = tl.exp2(peak - new_peak)
+    probs = tl.exp2(scores * scale_log2 - new_peak[:, None])
+    weight = weight * shrink + tl.sum(probs, axis=1)
+    acc = tl.dot(probs.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return new_peak, weight, acc
+
+
+@triton.jit(do_not_specialize=["q_stride", "table_stride", "page_stride"])
+def prefill_kernel(
+    q,
+    k_cache,
+    v_cache,
+    out,
+    block_tables,
+    cu_q,
+    context_lens,
+    items,
+    meta,
+    scale_log2,
+    q_stride,
+    table_stride,
+    page_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """q [T, HEADS, HEAD_DIM] with q_stride elements a token; out contiguous; caches as in triton_decode.
+
+    scale_log2 must be positive: the maximum is taken before scaling.
+    """
+    pid = tl.program_id(0)
+    item = pid // HEADS
+    head = pid % HEADS
+    kv_head = head // (HEADS // KV_HEADS)
+    packed = tl.load(items + item)
+    if item >= tl.load(meta):
+        return
+    row = packed & 0xFFFF
+    block = packed >> 16
+    q_begin = tl.load(cu_q + row)
+    q_len = tl.load(cu_q + row + 1) - q_begin
+    context = tl.load(context_lens + row)
+
+    queries = block * QUERIES + tl.arange(0, QUERIES)
+    dims = tl.arange(0, DIM_TILE)
+    positions = context - q_len + queries
+    q_mask = (queries < q_len)[:, None] & (dims < HEAD_DIM)[None, :]
+    tokens = (q_begin + queries).to(tl.int64)
+    q_tile = tl.load(q + tokens[:, None] * q_stride + head * HEAD_DIM + dims[None, :], mask=q_mask, other=0.0)
+    table = block_tables + row.to(tl.int64) * table_stride
+
+    first_position = context - q_len + block * QUERIES
+    full_end = (first_position + 1) // TILE * TILE
+    end = tl.minimum(first_position + QUERIES, context)
+    peak = tl.full([QUERIES], float("-inf"), tl.float32)
+    weight = tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, DIM_TILE], tl.float32)
+    for start in range(0, full_end, TILE):
+        peak, weight, acc = _tile(
+            start, end, q_tile, positions, peak, weight, acc, table, k_cache, v_cache, page_stride, kv_head,
+            scale_log2, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_TILE, TILE, PRECISION, False,
+        )  # fmt: skip
+    for start in range(full_end, end, TILE):
+        peak, weight, acc = _tile(
+            start, end, q_tile, positions, peak, weight, acc, table, k_cache, v_cache, page_stride, kv_head,
+            scale_log2, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_TILE, TILE, PRECISION, True,
+        )  # fmt: skip
+    tl.store(
+        out + tokens[:, None] * (HEADS * HEAD_DIM) + head * HEAD_DIM + dims[None, :],
+        (acc / weight[:, None]).to(out.dtype.element_ty),
+        mask=q_mask,
+    )
