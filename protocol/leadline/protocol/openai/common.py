@@ -38,6 +38,13 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopList = Annotated[list[NonEmptyStr], Meta(max_length=64)]
 
 
+# msgspec leaves the keys of a mapping out of its JSON Schema.
+LogitBias = Annotated[
+    dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]],
+    Meta(extra_json_schema={"propertyNames": {"pattern": "^[0-9]{1,9}$"}}),
+]
+
+
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
     """Send one more chunk before [DONE], with empty choices and the usage of the whole request."""
@@ -82,7 +89,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logit_bias: LogitBias | None = None
     """Token id to bias; JSON writes the ids as strings."""
     user: str | None = None
     response_format: ResponseFormat | None = None

@@ -25,7 +25,7 @@ Prompt = Annotated[
     NonEmptyStr | Annotated[list[NonEmptyStr | TokenId | TokenIds], Meta(min_length=1)],
     Meta(
         extra_json_schema={
-            "anyOf": [
+            "oneOf": [
                 {"type": "string", "minLength": 1},
                 {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
                 _TOKEN_IDS,

@@ -1,0 +1,317 @@
+"""The OpenAI wire types: real clients' requests are taken, wrong ones refused by name, answers complete."""
+
+import json
+
+import msgspec
+import pytest
+from openai.types import Completion as OpenAICompletion
+from openai.types.chat import ChatCompletion as OpenAIChatCompletion
+from openai.types.chat import ChatCompletionChunk as OpenAIChunk
+
+from leadline.protocol.errors import encode_error
+from leadline.protocol.openai import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    Completion,
+    CompletionRequest,
+    InvalidBody,
+    decode_body,
+    encode_body,
+)
+from leadline.protocol.openai import responses as r
+from leadline.protocol.openai import service as s
+from leadline.protocol.openai.chat import FunctionCall, NamedToolChoice, ToolCall, UserMessage
+from leadline.protocol.openai.common import JsonSchemaFormat, PromptTokensDetails, Usage
+
+HI = [{"role": "user", "content": "hi"}]
+USAGE = Usage(
+    prompt_tokens=5,
+    completion_tokens=2,
+    total_tokens=7,
+    prompt_tokens_details=PromptTokensDetails(cached_tokens=4),
+)
+
+
+def chat(**fields) -> ChatCompletionRequest:
+    return decode_body(json.dumps({"messages": HI} | fields).encode(), ChatCompletionRequest)
+
+
+def completion(**fields) -> CompletionRequest:
+    return decode_body(json.dumps({"prompt": "a"} | fields).encode(), CompletionRequest)
+
+
+def test_a_conversation_with_tools_decodes_role_by_role():
+    request = chat(
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "system", "content": [{"type": "text", "text": "Really."}]},
+            {"role": "user", "content": [{"type": "text", "text": "Weather?"}], "name": "ann"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "w", "arguments": "{}"}}
+                ],
+            },
+            {"role": "tool", "content": "rain", "tool_call_id": "c1"},
+        ],
+        tools=[{"type": "function", "function": {"name": "w", "parameters": {"type": "object"}}}],
+        tool_choice={"type": "function", "function": {"name": "w"}},
+    )
+    assert [type(m).__name__[:-7] for m in request.messages] == [
+        "Developer",
+        "System",
+        "User",
+        "Assistant",
+        "Tool",
+    ]
+    assert request.messages[3].tool_calls == [
+        ToolCall(id="c1", function=FunctionCall(name="w", arguments="{}"))
+    ]
+    assert isinstance(request.tool_choice, NamedToolChoice)
+
+
+def test_a_message_goes_back_to_the_dictionary_it_came_from():
+    message = {"role": "user", "content": [{"type": "text", "text": "a"}]}
+    assert msgspec.to_builtins(chat(messages=[message]).messages[0]) == message
+
+
+def test_unknown_fields_and_explicit_nulls_are_no_errors():
+    nulls = {name: None for name in ChatCompletionRequest.__struct_fields__ if name != "messages"}
+    assert chat(**nulls, store=True, service_tier="auto", metadata={}) == chat()
+
+
+def test_a_schema_for_the_answer_is_kept_as_it_came():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    request = chat(response_format=wanted)
+    assert isinstance(request.response_format, JsonSchemaFormat)
+    assert request.response_format.json_schema.schema == schema
+
+
+def test_logit_bias_keys_are_token_ids():
+    assert chat(logit_bias={"42": -100}).logit_bias == {42: -100.0}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ],
+)
+def test_a_prompt_comes_in_four_forms(prompt, prompts):
+    assert completion(prompt=prompt).prompts() == prompts
+
+
+@pytest.mark.parametrize("prompt", ["", [], [""], [[]], [1, "a"], [[1], 2], [-1], [2**32], [True], None])
+def test_any_other_prompt_is_an_error_at_prompt(prompt):
+    with pytest.raises(InvalidBody) as caught:
+        completion(prompt=prompt)
+    assert caught.value.param.startswith("prompt")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
+        ({"messages": [*HI, {"role": "tool", "content": "a"}]}, "messages[1].tool_call_id"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type",
+        ),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"top_logprobs": -1}, "top_logprobs"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"stop": ""}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias[...]"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"priority_class": "urgent"}, "priority_class"),
+        ({"queue_timeout": -1}, "queue_timeout"),
+        ({"deadline": 0}, "deadline"),
+        ({"resume_token_ids": ["a"]}, "resume_token_ids[0]"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_the_field(fields, param):
+    with pytest.raises(InvalidBody) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+    assert "`" in caught.value.message or "'" in caught.value.message
+
+
+def test_only_text_completions_may_ask_for_no_tokens():
+    assert completion(max_tokens=0, echo=True).max_tokens == 0
+    with pytest.raises(InvalidBody, match="max_tokens"):
+        completion(max_tokens=-1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b"\xff\xfe",
+        b'{"messages": [{"role": "user", "content": "\xff"}]}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": NaN}',
+        b"[]",
+        b"null",
+        b'{"ignored": ' + b"[" * 100_000,
+    ],
+)
+def test_a_body_that_is_not_a_json_object_is_an_error(body):
+    with pytest.raises(InvalidBody):
+        decode_body(body, ChatCompletionRequest)
+
+
+def test_a_missing_body_field_is_named():
+    with pytest.raises(InvalidBody) as caught:
+        decode_body(b"{}", ChatCompletionRequest)
+    assert caught.value.param == "messages"
+
+
+def test_tokenize_takes_a_text_or_a_conversation_and_not_both():
+    assert decode_body(b'{"prompt": ""}', s.TokenizeRequest).prompt == ""
+    both = json.dumps({"prompt": "a", "messages": HI}).encode()
+    assert isinstance(
+        decode_body(json.dumps({"messages": HI}).encode(), s.TokenizeRequest).messages[0], UserMessage
+    )
+    for body in (b"{}", both):
+        with pytest.raises(InvalidBody, match="either"):
+            decode_body(body, s.TokenizeRequest)
+
+
+def test_a_chat_answer_is_what_the_openai_client_expects():
+    answer = ChatCompletion(
+        id="c",
+        created=1,
+        model="m",
+        usage=USAGE,
+        choices=[
+            r.ChatChoice(
+                index=0,
+                message=r.ChatResponseMessage(
+                    tool_calls=[ToolCall(id="t", function=FunctionCall(name="f", arguments="{}"))]
+                ),
+                finish_reason="tool_calls",
+                logprobs=r.ChatLogprobs(
+                    content=[
+                        r.ChatTokenLogprob(
+                            token="a",
+                            logprob=-0.5,
+                            bytes=[97],
+                            top_logprobs=[r.ChatTopLogprob(token="a", logprob=-0.5)],
+                        )
+                    ]
+                ),
+            )
+        ],
+    )
+    parsed = OpenAIChatCompletion.model_validate_json(encode_body(answer))
+    assert parsed.usage.prompt_tokens_details.cached_tokens == 4
+    assert parsed.choices[0].message.content is None
+    assert parsed.choices[0].message.tool_calls[0].function.name == "f"
+    assert parsed.choices[0].logprobs.content[0].top_logprobs[0].logprob == -0.5
+    assert decode_body(encode_body(answer), ChatCompletion) == answer
+
+
+def test_a_chat_chunk_says_only_what_is_new():
+    delta = r.ChatDelta(tool_calls=[r.ToolCallDelta(index=0, function=r.FunctionCallDelta(arguments="{"))])
+    chunk = ChatCompletionChunk(
+        id="c", created=1, model="m", choices=[r.ChatChunkChoice(index=0, delta=delta)]
+    )
+    wire = json.loads(encode_body(chunk))
+    assert wire["choices"][0]["delta"] == {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}
+    assert wire["choices"][0]["finish_reason"] is None
+    assert "usage" not in wire
+    parsed = OpenAIChunk.model_validate_json(encode_body(chunk))
+    assert parsed.choices[0].delta.tool_calls[0].function.arguments == "{"
+    assert decode_body(encode_body(chunk), ChatCompletionChunk) == chunk
+
+
+def test_a_text_answer_is_what_the_openai_client_expects():
+    answer = Completion(
+        id="c",
+        created=1,
+        model="m",
+        usage=USAGE,
+        choices=[
+            r.CompletionChoice(
+                index=0,
+                text="ab",
+                finish_reason="length",
+                logprobs=r.CompletionLogprobs(
+                    tokens=["a", "b"],
+                    token_logprobs=[-2.0, -1.0],
+                    text_offset=[0, 1],
+                    top_logprobs=[{"a": -2.0}, {"b": -1.0}],
+                ),
+                prompt_logprobs=[None, {7: r.PromptLogprob(logprob=-2.0, rank=3, decoded_token="x")}],
+            )
+        ],
+    )
+    wire = json.loads(encode_body(answer))
+    assert wire["choices"][0]["prompt_logprobs"][1] == {
+        "7": {"logprob": -2.0, "rank": 3, "decoded_token": "x"}
+    }
+    parsed = OpenAICompletion.model_validate_json(encode_body(answer))
+    assert parsed.choices[0].logprobs.tokens == ["a", "b"]
+    assert decode_body(encode_body(answer), Completion) == answer
+
+
+def test_the_first_token_of_an_echoed_prompt_has_no_logprob():
+    columns = r.CompletionLogprobs(tokens=["a"], token_logprobs=[None], text_offset=[0], top_logprobs=[None])
+    assert json.loads(encode_body(columns))["token_logprobs"] == [None]
+
+
+def test_an_error_has_all_four_fields():
+    assert json.loads(encode_error("no", param="n", code="bad")) == {
+        "error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": "bad"}
+    }
+
+
+def test_the_json_schema_states_the_ranges_that_hold():
+    kinds = [
+        ChatCompletionRequest,
+        CompletionRequest,
+        ChatCompletion,
+        ChatCompletionChunk,
+        Completion,
+        *(getattr(s, name) for name in s.__all__),
+    ]
+    _, parts = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    fields = parts["ChatCompletionRequest"]["properties"]
+    assert fields["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 2}
+    assert fields["n"]["anyOf"][0] == {"type": "integer", "minimum": 1}
+    assert fields["messages"]["minItems"] == 1
+    assert len(parts["CompletionRequest"]["properties"]["prompt"]["oneOf"]) == 4
+    assert parts["CompletionRequest"]["required"] == ["prompt"]
