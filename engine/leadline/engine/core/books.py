@@ -1,0 +1,173 @@
+"""What the parts of the scheduler share, and the moves between a sequence's states.
+
+    WAITING ──admit──▶ RUNNING ──finish──▶ FINISHED
+       ▲                  │ preempt
+       │   unread == 0    ▼
+       └───────────── DRAINING          (straight to WAITING if nothing is unread)
+
+Every move that takes a slot or blocks, or gives them back, is here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from leadline.engine.core.block_pool import BlockPool
+from leadline.engine.core.dedup import PrefixDedup
+from leadline.engine.core.policy import SchedulingPolicy
+from leadline.engine.core.sequence import NEVER, Sequence, State
+from leadline.engine.core.settings import SchedulerConfig
+from leadline.engine.messages import CoreOutput, FinishReason
+from leadline.protocol.chain import extend
+
+__all__ = ["Books"]
+
+
+class Books:
+    """The scheduler's state.
+
+    Dicts keyed by sequence serve as ordered sets: removal is O(1), order is insertion.
+    """
+
+    def __init__(self, config: SchedulerConfig, pool: BlockPool, policy: SchedulingPolicy) -> None:
+        self.config = config
+        self.pool = pool
+        self.policy = policy
+        self.dedup = PrefixDedup(self.queue)
+        self.live: dict[str, Sequence] = {}
+        """By request id: everything not finished."""
+        self.prefilling: dict[Sequence, None] = {}
+        self.decoding: dict[Sequence, None] = {}
+        """Running sequences are in exactly one of these two."""
+        self.draining: dict[Sequence, None] = {}
+        self.synced: dict[Sequence, None] = {}
+        """Running sequences with structured output."""
+        self.free_slots = list(range(config.max_concurrent_requests - 1, -1, -1))
+        self.released: list[int] = []
+        """Slots given back since the last plan."""
+        self.outbox: list[CoreOutput] = []
+        """Final outputs that no step result brings: aborts, timeouts."""
+        self.num_waiting = 0
+        self.num_preemptions = 0
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    def queue(self, seq: Sequence) -> None:
+        """Put a sequence that is in no queue (new, drained, woken) into the policy's."""
+        if seq.state is not State.WAITING or seq.waiting_for is not None:
+            raise RuntimeError(f"sequence {seq.request_id} cannot be queued while {seq.state.value}")
+        self.policy.enqueue(seq)
+
+    def start_waiting(self, seq: Sequence) -> None:
+        seq.state = State.WAITING
+        self.num_waiting += 1
+        self.queue(seq)
+
+    def _stop_waiting(self, seq: Sequence) -> None:
+        self.num_waiting -= 1
+        if seq.waiting_for is not None:
+            self.dedup.unpark(seq)
+        else:
+            self.policy.withdraw(seq)
+
+    # -- running ---------------------------------------------------------------------------------------------
+
+    def admit(self, seq: Sequence, blocks: list[int], num_hit: int) -> None:
+        """Run `seq` with this block table, whose first num_hit blocks are prefix hits (all already
+        referenced).
+        """
+        block_size = self.config.block_size
+        self._stop_waiting(seq)
+        seq.state = State.RUNNING
+        seq.slot = self.free_slots.pop()
+        seq.blocks = blocks
+        seq.capacity = len(blocks) * block_size
+        seq.computed = num_hit * block_size
+        seq.committed = num_hit
+        seq.commit_at = (num_hit + 1) * block_size if self.config.prefix_caching else NEVER
+        self.prefilling[seq] = None
+        if seq.sync:
+            self.synced[seq] = None
+
+    def commit(self, seq: Sequence, limit: int) -> None:
+        """Offer the full blocks within the first `limit` tokens (known, and computed by the plans so far) to
+        the index.
+        """
+        block_size = self.config.block_size
+        end = limit // block_size
+        self.extend_hashes(seq, end)
+        for position in range(seq.committed, end):
+            block_hash = seq.hashes[position]
+            self.pool.commit(seq.blocks[position], block_hash)
+            self.dedup.computed(block_hash)
+        seq.committed = end
+        seq.commit_at = (end + 1) * block_size
+
+    def extend_hashes(self, seq: Sequence, count: int) -> None:
+        """Hash known tokens until `count` blocks have a hash."""
+        block_size, hashes = self.config.block_size, seq.hashes
+        parent = hashes[-1] if hashes else seq.root
+        for position in range(len(hashes), count):
+            parent = extend(parent, seq.token_ids[position * block_size : (position + 1) * block_size])
+            hashes.append(parent)
+
+    def _stop_running(self, seq: Sequence) -> None:
+        """Give back slot, blocks and owned hashes."""
+        if seq in self.prefilling:
+            del self.prefilling[seq]
+            if self.config.prefix_caching:
+                self.dedup.disown(seq, seq.committed, len(seq.hashes))
+        else:
+            del self.decoding[seq]
+        self.synced.pop(seq, None)
+        self.pool.release(seq.blocks)
+        self.released.append(seq.slot)
+        self.free_slots.append(seq.slot)
+        seq.slot = -1
+        seq.blocks = []
+        seq.capacity = seq.computed = seq.committed = 0
+        seq.commit_at = NEVER
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take everything from a running sequence but its tokens; it is computed again later."""
+        self._stop_running(seq)
+        seq.preemptions += 1
+        self.num_preemptions += 1
+        seq.prompt_logprobs.clear()
+        if seq.unread:
+            seq.state = State.DRAINING
+            self.draining[seq] = None
+        else:
+            self.start_waiting(seq)
+
+    def drained(self, seq: Sequence) -> None:
+        """The last unread token of a preempted sequence was read: it can queue."""
+        del self.draining[seq]
+        self.start_waiting(seq)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def finish(self, seq: Sequence) -> None:
+        """`seq` ends, in whatever state it is; rows of it that are still in flight will be ignored."""
+        if seq.state is State.RUNNING:
+            self._stop_running(seq)
+        elif seq.state is State.DRAINING:
+            del self.draining[seq]
+        else:
+            self._stop_waiting(seq)
+        seq.state = State.FINISHED
+        seq.finished = True
+        del self.live[seq.request_id]
+
+    def finish_early(self, seq: Sequence, reason: FinishReason) -> None:
+        """End `seq` without a step result: its final output goes to the outbox."""
+        self.finish(seq)
+        output = CoreOutput(request_id=seq.request_id, finish_reason=reason)
+        self.describe(seq, output)
+        self.outbox.append(output)
+
+    def describe(self, seq: Sequence, output: CoreOutput) -> None:
+        """Fill in what first and final outputs carry about the request."""
+        if not seq.answered and seq.admitted_at is not None:
+            output.queue_seconds = max(0.0, seq.admitted_at - seq.request.arrival)
+        seq.answered = True
+        output.num_cached_tokens = seq.cached_tokens
+        output.num_preemptions = seq.preemptions

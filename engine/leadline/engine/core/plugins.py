@@ -1,0 +1,51 @@
+"""Policies by name, through entry points, so that a user can add one without touching this package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from leadline.engine.core.eviction import EvictionPolicy
+from leadline.engine.core.policy import SchedulingPolicy
+from leadline.engine.errors import ConfigError
+
+__all__ = ["EVICTION_GROUP", "SCHEDULING_GROUP", "load_eviction_policy", "load_scheduling_policy"]
+
+EVICTION_GROUP = "leadline.eviction_policies"
+SCHEDULING_GROUP = "leadline.scheduling_policies"
+
+
+def load_eviction_policy(name: str) -> EvictionPolicy:
+    """A fresh eviction policy; raises ConfigError naming the known ones."""
+    policy: EvictionPolicy = _build(EVICTION_GROUP, "eviction_policy", name, EvictionPolicy, {})
+    return policy
+
+
+def load_scheduling_policy(name: str, class_weights: Mapping[str, float]) -> SchedulingPolicy:
+    """A fresh scheduling policy, built with `class_weights=`; raises ConfigError naming the known ones."""
+    arguments = {"class_weights": class_weights}
+    policy: SchedulingPolicy = _build(
+        SCHEDULING_GROUP, "scheduling_policy", name, SchedulingPolicy, arguments
+    )
+    return policy
+
+
+def _build(group: str, setting: str, name: str, protocol: type, arguments: dict[str, Any]) -> Any:
+    known = {entry.name: entry for entry in entry_points(group=group)}
+    if name not in known:
+        names = ", ".join(sorted(known)) or "none"
+        raise ConfigError(f"{setting} {name!r} is unknown; known: {names} (entry point group {group!r})")
+    try:
+        policy = known[name].load()(**arguments)
+    except Exception as error:
+        value = known[name].value
+        raise ConfigError(
+            f"{setting} {name!r} ({value}) cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(policy, protocol):
+        raise ConfigError(
+            f"{setting} {name!r} ({known[name].value}) lacks a method of {protocol.__name__}; "
+            f"see {protocol.__module__}"
+        )
+    return policy

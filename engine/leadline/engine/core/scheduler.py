@@ -1,0 +1,302 @@
+"""The scheduler: requests in, step plans out, step results in, outputs out.
+
+    add / abort ──▶ ┌───────────┐ ──schedule──▶ StepPlan ──▶ runner
+                    │ Scheduler │                               │
+    CoreOutput  ◀── └───────────┘ ◀──update──── StepResult ◀────┘
+
+The loop around it keeps three promises:
+  * every plan that `schedule` returned is executed, in that order;
+  * `update` is called once for each, in that order, with as many plans in between as it likes (overlap);
+  * after `schedule`, `take_outputs` is asked for outputs that belong to no step (aborts, timeouts).
+
+Positions advance when a step is planned; token values arrive with `update`. Everything that depends on values
+(EOS, stop ids, hashes of output blocks) happens there, everything known beforehand (lengths, blocks) here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from leadline.engine.core.block_pool import BlockPool, IntegrityError
+from leadline.engine.core.books import Books
+from leadline.engine.core.decode import Decode
+from leadline.engine.core.plan import StepPlan, StepResult
+from leadline.engine.core.policy import SchedulingPolicy
+from leadline.engine.core.prefill import Prefill
+from leadline.engine.core.results import Flight, Results
+from leadline.engine.core.sequence import Sequence, State
+from leadline.engine.core.settings import SchedulerConfig
+from leadline.engine.core.stats import SchedulerStats
+from leadline.engine.core.timeouts import Timeouts
+from leadline.engine.errors import QueueFull, RequestError
+from leadline.engine.messages import CoreOutput, CoreRequest
+from leadline.protocol.chain import ChainNamespace
+
+__all__ = ["Scheduler"]
+
+
+class Scheduler:
+    """Continuous batching over one block pool. Single-threaded; no call blocks."""
+
+    def __init__(self, config: SchedulerConfig, pool: BlockPool, policy: SchedulingPolicy) -> None:
+        self.config = config
+        self.pool = pool
+        self._books = Books(config, pool, policy)
+        self._decode = Decode(self._books)
+        self._prefill = Prefill(self._books)
+        self._results = Results(self._books)
+        self._timeouts = Timeouts()
+        self._flights: deque[Flight] = deque()
+        self._structured: list[tuple[int, str]] = []
+        self._next_seq_id = 0
+        self._next_step_id = 0
+        self._num_timeouts = 0
+        self._salts: dict[str, bytes] = {}
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def add(self, request: CoreRequest, now: float) -> None:
+        """Queue a request. Raises QueueFull (429), or RequestError (400) if it can never run here."""
+        books, config = self._books, self.config
+        prompt = request.prompt_token_ids
+        original = len(prompt) - request.num_resumed
+        if request.request_id in books.live:
+            raise RequestError(f"request id {request.request_id!r} is already in use", param="request_id")
+        if original < 1:
+            raise RequestError("the prompt must have at least one token", param="prompt")
+        if len(prompt) >= config.max_model_len:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens; with one token of output the context length of "
+                f"{config.max_model_len} tokens allows {config.max_model_len - 1}",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        held = self.pool.num_blocks * config.block_size
+        if len(prompt) > held:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, but the whole KV cache holds {held} "
+                f"({self.pool.num_blocks} blocks of {config.block_size} tokens)",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        sampling = request.sampling
+        # The last token needs no KV, hence held + 1: a sequence that fills the whole pool ends with `length`
+        # (E21).
+        max_len = min(config.max_model_len, held + 1)
+        if sampling.max_tokens is not None:
+            max_len = min(max_len, original + sampling.max_tokens)
+        if max_len <= len(prompt):
+            raise RequestError(
+                f"max_tokens is {sampling.max_tokens}, but {request.num_resumed} tokens exist already",
+                param="max_tokens",
+            )
+        if books.num_waiting >= config.max_queued_requests + len(books.free_slots):
+            raise QueueFull(
+                f"{books.num_waiting} requests are waiting and {len(books.live) - books.num_waiting} run; "
+                f"at most {config.max_queued_requests} may wait (max_queued_requests)"
+            )
+        seq = Sequence(
+            seq_id=self._next_seq_id,
+            request=request,
+            request_id=request.request_id,
+            priority_class=request.priority_class,
+            token_ids=list(prompt),
+            prompt_len=original,
+            max_len=max_len,
+            last_start=max_len - 1,
+            stop_ids=frozenset(request.eos_token_ids) | frozenset(sampling.stop_token_ids),
+            min_len=original + sampling.min_tokens,
+            root=self._root(request.cache_salt),
+            sync=sampling.structured is not None,
+            wants_logprobs=sampling.logprobs is not None,
+            wants_prompt_logprobs=sampling.prompt_logprobs is not None,
+        )
+        self._next_seq_id += 1
+        books.live[seq.request_id] = seq
+        books.start_waiting(seq)
+        timeout = config.queue_timeout if request.queue_timeout is None else request.queue_timeout
+        self._timeouts.watch(seq, timeout)
+
+    def _root(self, cache_salt: str) -> bytes:
+        if not self.config.prefix_caching:
+            return b""
+        root = self._salts.get(cache_salt)
+        if root is None:
+            config = self.config
+            root = ChainNamespace(
+                model=config.model,
+                revision=config.revision,
+                cache_salt=cache_salt,
+                block_size=config.block_size,
+            ).root()
+            if len(self._salts) >= 1024:
+                self._salts.clear()
+            self._salts[cache_salt] = root
+        return root
+
+    def abort(self, request_id: str) -> bool:
+        """End a request in whatever state it is.
+
+        Its last output has finish_reason `abort`. False if it is unknown.
+        """
+        seq = self._books.live.get(request_id)
+        if seq is None:
+            return False
+        self._books.finish_early(seq, "abort")
+        return True
+
+    # -- steps -----------------------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next step, or None if there is nothing to compute before a step in flight is read or a request
+        comes.
+        """
+        self._expire(now)
+        books = self._books
+        plan = StepPlan(self._next_step_id)
+        preemptions = books.num_preemptions
+        ones, one_seqs = self._decode.plan(plan)
+        longs, long_seqs = [], []
+        budget = self.config.max_num_batched_tokens - len(ones)
+        if books.prefilling or books.num_waiting:
+            # What a preemption freed is for those who run, and then for whom it hit: nobody new gets it
+            # meanwhile.
+            may_admit = not books.draining and preemptions == books.num_preemptions
+            for row, seq in zip(*self._prefill.plan(plan, budget, now, may_admit), strict=True):
+                if row.count == 1:
+                    ones.append(row)
+                    one_seqs.append(seq)
+                else:
+                    longs.append(row)
+                    long_seqs.append(seq)
+        if not ones and not longs:
+            return None
+        plan.rows = ones + longs
+        plan.released, books.released = books.released, []
+        self._next_step_id += 1
+        flight = self._results.flight(plan, one_seqs + long_seqs)
+        self._flights.append(flight)
+        self._structured = (
+            [(seq.slot, seq.request_id) for seq in flight.sampled if seq.sync] if books.synced else []
+        )
+        return plan
+
+    def update(self, plan: StepPlan, result: StepResult, now: float) -> list[CoreOutput]:
+        """Read the result of the oldest step in flight.
+
+        Returns its outputs, after those that belong to no step.
+        """
+        flight = self._flights.popleft()
+        if not flight.step_id == plan.step_id == result.step_id:
+            raise RuntimeError(
+                f"oldest step in flight: {flight.step_id}, got plan {plan.step_id}, result {result.step_id}"
+            )
+        self._expire(now)
+        outputs = self.take_outputs()
+        outputs.extend(self._results.apply(flight, result))
+        return outputs
+
+    def take_outputs(self) -> list[CoreOutput]:
+        """Final outputs of requests that ended without a step: aborted, timed out."""
+        outputs, self._books.outbox = self._books.outbox, []
+        return outputs
+
+    def _expire(self, now: float) -> None:
+        for seq, kind in self._timeouts.due(now):
+            if not seq.finished:
+                self._num_timeouts += 1
+                self._books.finish_early(seq, kind)
+
+    def structured_rows(self) -> list[tuple[int, str]]:
+        """(slot, request id) of each row of the latest plan that samples under a grammar and so needs a mask."""
+        return self._structured
+
+    # -- state -----------------------------------------------------------------------------------------------
+
+    @property
+    def needs_sync(self) -> bool:
+        """A structured-output sequence cannot be planned before a step in flight is read; others can."""
+        return any(seq.unread for seq in self._books.synced)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps planned and not read."""
+        return len(self._flights)
+
+    def has_work(self) -> bool:
+        """Some request is unfinished, or a final output waits to be taken."""
+        return bool(self._books.live or self._books.outbox)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget all cached prefixes.
+
+        Running sequences keep their blocks. Returns how many hashes were dropped.
+        """
+        return self.pool.reset()
+
+    def stats(self) -> SchedulerStats:
+        """A snapshot; O(unfinished requests)."""
+        books, pool = self._books, self.pool
+        by_class: dict[str, int] = {}
+        queued_tokens = sum(seq.prefill_left for seq in books.prefilling)
+        for seq in books.live.values():
+            if seq.state is not State.RUNNING:
+                by_class[seq.priority_class] = by_class.get(seq.priority_class, 0) + 1
+                queued_tokens += len(seq.token_ids)
+        return SchedulerStats(
+            running=len(books.prefilling) + len(books.decoding),
+            prefilling=len(books.prefilling),
+            waiting=books.num_waiting + len(books.draining),
+            waiting_by_class=by_class,
+            parked=books.dedup.num_parked,
+            queued_prefill_tokens=queued_tokens,
+            blocks_total=pool.num_blocks,
+            blocks_free=pool.num_free,
+            blocks_used=pool.num_used,
+            blocks_cached=pool.num_cached,
+            steps_in_flight=len(self._flights),
+            steps_total=self._next_step_id,
+            requests_total=self._next_seq_id,
+            preemptions_total=books.num_preemptions,
+            prefix_query_tokens_total=self._prefill.query_tokens,
+            prefix_hit_tokens_total=self._prefill.hit_tokens,
+            generated_tokens_total=self._results.generated_tokens,
+            timeouts_total=self._num_timeouts,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if any invariant of scheduler and pool is broken.
+
+        O(blocks + requests); for tests.
+        """
+        books = self._books
+        running = [*books.prefilling, *books.decoding]
+        self.pool.check_integrity([seq.blocks for seq in running])
+        by_state = {state: {seq for seq in books.live.values() if seq.state is state} for state in State}
+
+        def need(ok: bool, what: str) -> None:
+            if not ok:
+                raise IntegrityError(what)
+
+        need(set(running) == by_state[State.RUNNING], "the running sets differ from the sequences' states")
+        need(
+            set(books.draining) == by_state[State.DRAINING],
+            "the draining set differs from the sequences' states",
+        )
+        need(books.num_waiting == len(by_state[State.WAITING]), "the count of waiting sequences is wrong")
+        queued = sum(books.policy.waiting().values())
+        need(
+            queued + books.dedup.num_parked == books.num_waiting,
+            "a waiting sequence is in no queue, or in two",
+        )
+        slots = sorted([seq.slot for seq in running] + books.free_slots)
+        need(slots == list(range(self.config.max_concurrent_requests)), "slots are lost or doubled")
+        unread = sum(seq.unread for seq in books.live.values())
+        sampled = sum(not seq.finished for flight in self._flights for seq in flight.sampled)
+        need(unread == sampled, "unread tokens differ from sampled rows in flight")
+        for seq in books.decoding:
+            need(seq.computed == len(seq.token_ids) + seq.unread - 1, f"{seq.request_id}: positions are off")
+            need(seq.computed <= seq.capacity, f"{seq.request_id}: computed more than its blocks hold")
+        need(
+            bool(books.prefilling) or books.dedup.is_idle, "a hash is owned though nothing is being prefilled"
+        )

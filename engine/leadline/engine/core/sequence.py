@@ -1,0 +1,96 @@
+"""One sequence as the scheduler sees it. Nothing here decides anything; the rooms of the scheduler move these
+fields.
+
+    token_ids     |<-------------- known on the host --------------->|<- unread: sampled, on the device ->|
+    computed      |<--- KV computed, or planned to be ------->|
+    committed     |<--- full blocks offered to the index -->|
+    capacity      |<--- what its blocks can hold ----------------->|
+
+While it decodes, `computed` is always one less than known + unread: the last token's KV is computed by the
+row that samples the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from leadline.engine.core.plan import SampledLogprobs
+from leadline.engine.messages import CoreRequest
+
+__all__ = ["NEVER", "Sequence", "State"]
+
+NEVER = 1 << 62
+"""A position no sequence reaches."""
+
+
+class State(Enum):
+    WAITING = "waiting"
+    """In the policy's queue, or parked until another sequence has computed a block it needs."""
+    RUNNING = "running"
+    """Owns a slot and blocks."""
+    DRAINING = "draining"
+    """Preempted with sampled tokens still unread; queues again once they are read."""
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """State of one sequence, from `add` to its last output."""
+
+    seq_id: int
+    """Also the order of arrival."""
+    request: CoreRequest
+    request_id: str
+    priority_class: str
+    token_ids: list[int]
+    """Prompt and sampled tokens known on the host."""
+    prompt_len: int
+    """Tokens of the prompt, without those that an earlier attempt generated (num_resumed)."""
+    max_len: int
+    """It finishes with `length` when this many tokens exist."""
+    stop_ids: frozenset[int]
+    min_len: int
+    """A stop id counts only beyond this many tokens."""
+    root: bytes
+    """Hash its chain starts from; unused without prefix caching."""
+
+    state: State = State.WAITING
+    finished: bool = False
+    slot: int = -1
+    blocks: list[int] = field(default_factory=list)
+    capacity: int = 0
+    """len(blocks) * block_size"""
+    computed: int = 0
+    last_start: int = 0
+    """No row starts here or later: max_len - 1."""
+    unread: int = 0
+    """Sampled tokens planned but not yet seen by `update`."""
+    sync: bool = False
+    """Structured output: no sampling row while a token is unread, since its mask depends on it."""
+
+    hashes: list[bytes] = field(default_factory=list)
+    committed: int = 0
+    commit_at: int = NEVER
+    """Token count at which block number `committed` is full; NEVER without prefix caching."""
+
+    waiting_for: bytes | None = None
+    """Hash of the block it is parked on."""
+    admitted_at: float | None = None
+    cached_tokens: int = 0
+    """Prefix hit at first admission."""
+    preemptions: int = 0
+    answered: bool = False
+    """Its first output, which carries queue time and cached tokens, is out."""
+    wants_logprobs: bool = False
+    wants_prompt_logprobs: bool = False
+    """Until the first output has carried them.
+
+    It reads nothing from the prefix cache as long as this is set.
+    """
+    prompt_logprobs: list[SampledLogprobs] = field(default_factory=list)
+
+    @property
+    def prefill_left(self) -> int:
+        """Known tokens whose KV is not planned yet."""
+        return len(self.token_ids) - self.computed
