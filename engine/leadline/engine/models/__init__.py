@@ -1,0 +1,17 @@
+"""From a folder of Hugging Face files to a decoder that runs.
+
+    config.py    config.json and generation_config.json → ModelConfig; refuses what we do not implement, by field name
+    families.py  what sets Llama, Mistral, Qwen2 and Qwen3 apart, as data
+    base.py      the contract with the runner: CausalLM, AttentionFn
+    decoder.py   the one decoder; layers.py its parts, ops.py its element-wise operations, rope.py its tables
+    loader.py    `load_model`: safetensors, each rank reading only its part, one tensor at a time
+    parallel.py  a rank's place in its tensor-parallel group
+
+This package imports no torch; `leadline.engine.models.loader` does.
+"""
+
+from __future__ import annotations
+
+from leadline.engine.models.config import GenerationDefaults, ModelConfig, RopeConfig, load_model_config
+
+__all__ = ["GenerationDefaults", "ModelConfig", "RopeConfig", "load_model_config"]

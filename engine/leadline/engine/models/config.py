@@ -1,0 +1,302 @@
+"""config.json and generation_config.json, read once into frozen dataclasses.
+
+Owns the decision what is supported: anything a config asks for that the decoder would not honour raises
+UnsupportedModel naming the field. Reads JSON only: never runs code out of a model's repository. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from leadline.engine.errors import ModelNotFound, UnsupportedModel
+from leadline.engine.models.families import FAMILIES, Family
+
+__all__ = ["GenerationDefaults", "ModelConfig", "RopeConfig", "load_model_config"]
+
+_DTYPES = ("float32", "float16", "bfloat16")
+_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+@dataclass(slots=True, frozen=True)
+class RopeConfig:
+    """Rotary embedding. Fields that a type does not use keep their defaults."""
+
+    rope_type: str
+    """default | linear | dynamic | llama3 | yarn"""
+    theta: float
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    """Length the model was pretrained at (llama3, yarn)."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    attention_factor: float | None = None
+    """yarn: cos and sin are multiplied by it; None: derived from factor (and mscale, mscale_all_dim)."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+@dataclass(slots=True, frozen=True)
+class GenerationDefaults:
+    """Sampling defaults out of generation_config.json; None where it says nothing."""
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class ModelConfig:
+    """Shapes and switches of a decoder, whatever its family. Sizes are the whole model's, not a rank's."""
+
+    architecture: str
+    """As in config.json, e.g. LlamaForCausalLM."""
+    family: str
+    """llama | mistral | qwen2 | qwen3"""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    attention_bias: bool
+    """q, k and v projections have a bias."""
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    dtype: str
+    """The checkpoint's: float32 | float16 | bfloat16."""
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    """Every id that ends a generation, out of generation_config.json and config.json."""
+    generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+
+    @property
+    def max_model_len(self) -> int:
+        """Positions the rotary embedding is good for.
+
+        yarn: at least factor times the original length, since some configs leave max_position_embeddings at the
+        latter. dynamic: max_position_embeddings, where its frequencies start to depend on the sequence's length;
+        keys in a paged cache are rotated once and for all, so we do not go beyond.
+        """
+        if self.rope.rope_type == "yarn":
+            stretched = int(self.rope.factor * self.rope.original_max_position_embeddings)
+            return max(self.max_position_embeddings, stretched)
+        return self.max_position_embeddings
+
+
+def load_model_config(path: str | Path) -> ModelConfig:
+    """Read the folder `path`. Raises ModelNotFound without a readable config.json, UnsupportedModel naming a field."""
+    folder = Path(path)
+    raw = _read_json(folder / "config.json")
+    if raw is None:
+        raise ModelNotFound(f"{folder} is no model folder: it has no config.json")
+    generation = _read_json(folder / "generation_config.json") or {}
+
+    architecture, family = _architecture(raw)
+    fields = {**family.defaults, **{name: value for name, value in raw.items() if value is not None}}
+    if "sliding_window" in raw:  # here null has a meaning of its own: no window
+        fields["sliding_window"] = raw["sliding_window"]
+    _refuse_quantization(fields)
+    _refuse_activation(fields)
+
+    hidden, heads = _size(fields, "hidden_size"), _size(fields, "num_attention_heads")
+    if "head_dim" not in fields and hidden % heads:
+        raise UnsupportedModel(
+            f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads} and head_dim is absent"
+        )
+    head_dim = _size(fields, "head_dim", hidden // heads)
+    kv_heads = _size(fields, "num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise UnsupportedModel(
+            f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
+        )
+    if head_dim % 2:
+        raise UnsupportedModel(f"config.json: head_dim {head_dim} is odd; rotary embedding needs an even one")
+    attention_bias = bool(fields.get("attention_bias")) if family.qkv_bias is None else family.qkv_bias
+    config = ModelConfig(
+        architecture=architecture,
+        family=family.name,
+        vocab_size=_size(fields, "vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=_size(fields, "intermediate_size"),
+        num_layers=_size(fields, "num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
+        rope=_rope(fields),
+        max_position_embeddings=_size(fields, "max_position_embeddings"),
+        tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
+        attention_bias=attention_bias,
+        o_bias=attention_bias and family.qkv_bias is None,
+        mlp_bias=bool(fields.get("mlp_bias")) if family.mlp_bias is None else family.mlp_bias,
+        qk_norm=family.qk_norm,
+        dtype=_dtype(fields),
+        bos_token_id=generation.get("bos_token_id", raw.get("bos_token_id")),
+        eos_token_ids=_token_ids(generation.get("eos_token_id"), raw.get("eos_token_id")),
+        generation=GenerationDefaults(
+            **{name: generation.get(name) for name in GenerationDefaults.__dataclass_fields__}
+        ),
+    )
+    _refuse_sliding_window(fields, family, config)
+    return config
+
+
+def _read_json(file: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"{file} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelNotFound(f"{file} holds no JSON object")
+    return value
+
+
+def _architecture(raw: Mapping[str, Any]) -> tuple[str, Family]:
+    names = raw.get("architectures") or []
+    for name in names:
+        if name in FAMILIES:
+            return name, FAMILIES[name]
+    supported = ", ".join(FAMILIES)
+    if not names:
+        raise UnsupportedModel(f"config.json names no architectures; supported are {supported}")
+    code = " (its own code, named in auto_map, is never run)" if raw.get("auto_map") else ""
+    raise UnsupportedModel(f"config.json: architectures is {list(names)}{code}; supported are {supported}")
+
+
+def _size(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = fields.get(name, default)
+    if value is None:
+        raise UnsupportedModel(f"config.json lacks {name}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UnsupportedModel(f"config.json: {name} must be a positive integer, not {value!r}")
+    return value
+
+
+def _dtype(fields: Mapping[str, Any]) -> str:
+    value = str(fields.get("dtype", fields.get("torch_dtype", "float32"))).removeprefix("torch.")
+    if value not in _DTYPES:
+        raise UnsupportedModel(f"config.json: dtype {value!r} is not supported; {', '.join(_DTYPES)} are")
+    return value
+
+
+def _token_ids(*sources: int | list[int] | None) -> tuple[int, ...]:
+    """All ids in order, once each; a source may be one id, several or none."""
+    ids: dict[int, None] = {}
+    for source in sources:
+        for token in source if isinstance(source, list) else [source]:
+            if token is not None:
+                ids[int(token)] = None
+    return tuple(ids)
+
+
+def _rope(fields: Mapping[str, Any]) -> RopeConfig:
+    """transformers 5 has `rope_parameters` with rope_theta inside; older configs rope_theta and `rope_scaling`."""
+    name = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
+    rope = fields.get(name, {})
+    if not isinstance(rope, dict):
+        raise UnsupportedModel(f"config.json: {name} must be an object, not {rope!r}")
+    if rope and all(isinstance(value, dict) for value in rope.values()):
+        raise UnsupportedModel(f"config.json: {name} differs by layer type ({', '.join(rope)})")
+    rope_type = rope.get("rope_type") or rope.get("type") or "default"
+    if rope_type not in _ROPE_TYPES:
+        raise UnsupportedModel(
+            f"config.json: {name} has rope_type {rope_type!r}; supported are {', '.join(_ROPE_TYPES)}"
+        )
+    partial = rope.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise UnsupportedModel(f"config.json: partial_rotary_factor {partial} is not supported; 1.0 is")
+    given = {key: value for key, value in rope.items() if value is not None}
+    # The outer field, where present, overrides the inner one; the whole length stands in for both.
+    original = fields.get(
+        "original_max_position_embeddings",
+        given.get("original_max_position_embeddings", fields.get("max_position_embeddings", 0)),
+    )
+    if rope_type == "yarn" and "factor" not in given:
+        given["factor"] = fields.get("max_position_embeddings", 0) / original
+    needed = {
+        "linear": ("factor",),
+        "dynamic": ("factor",),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    }.get(rope_type, ())
+    for key in needed:
+        if key not in given:
+            raise UnsupportedModel(f"config.json: {name} of rope_type {rope_type!r} lacks {key}")
+    optional = {
+        key: given[key]
+        for key in (
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        )
+        if key in given
+    }
+    return RopeConfig(
+        rope_type=rope_type,
+        theta=float(given.get("rope_theta", fields.get("rope_theta", 10_000.0))),
+        original_max_position_embeddings=int(original),
+        **optional,
+    )
+
+
+def _refuse_quantization(fields: Mapping[str, Any]) -> None:
+    quantization = fields.get("quantization_config")
+    if quantization:
+        method = (
+            quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+        )
+        raise UnsupportedModel(
+            f"config.json: quantization_config ({method}) is not supported; use the unquantized checkpoint"
+        )
+
+
+def _refuse_activation(fields: Mapping[str, Any]) -> None:
+    activation = fields.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise UnsupportedModel(f"config.json: hidden_act {activation!r} is not supported; silu is")
+
+
+def _refuse_sliding_window(fields: Mapping[str, Any], family: Family, config: ModelConfig) -> None:
+    """A window at least as long as the context hides nothing and is accepted."""
+    kinds = set(fields.get("layer_types") or ())
+    if unknown := kinds - {"full_attention", "sliding_attention"}:
+        raise UnsupportedModel(
+            f"config.json: layer_types has {sorted(unknown)}; only full_attention is supported"
+        )
+    window = fields.get("sliding_window")
+    in_use = family.name == "mistral" or "sliding_attention" in kinds
+    if family.window_switch:
+        first = fields.get("max_window_layers", 28)
+        in_use = bool(fields.get("use_sliding_window")) and (
+            "sliding_attention" in kinds if kinds else first < config.num_layers
+        )
+    if in_use and window is not None and window < config.max_model_len:
+        raise UnsupportedModel(
+            f"config.json: sliding_window {window} is less than the context of {config.max_model_len} tokens, and "
+            "sliding-window attention is not supported; a sliding_window of null, or one as long as "
+            "max_position_embeddings, is"
+        )

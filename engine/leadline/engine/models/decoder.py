@@ -1,0 +1,166 @@
+"""The one decoder: Llama, Mistral, SmolLM2, Qwen2 and Qwen3 differ in ModelConfig's switches only.
+
+    input ids → embedding ─┬─────────── + ─┬──────── + ─ ... ─ norm → hidden states → head → logits
+                           └ norm → attn ─┘└ norm → mlp ┘
+
+The residual stream is carried beside the activations, so that each addition and the norm after it are one operation
+(`add_rms_norm`). Attention itself is the caller's: `attend(layer, q, k, v)`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from leadline.engine.models.base import AttentionFn
+from leadline.engine.models.config import ModelConfig
+from leadline.engine.models.layers import (
+    ColumnLinear,
+    Norm,
+    Place,
+    RowLinear,
+    Slots,
+    VocabEmbedding,
+    VocabHead,
+)
+from leadline.engine.models.ops import Ops, select_ops
+from leadline.engine.models.parallel import SINGLE, TensorParallel, check_divisible
+from leadline.engine.models.rope import rope_tables
+
+__all__ = ["Decoder"]
+
+
+class DecoderLayer:
+    """Attention and gated MLP with their norms; this rank's heads and columns."""
+
+    def __init__(self, index: int, config: ModelConfig, place: Place, tp: TensorParallel, ops: Ops) -> None:
+        dim, heads = config.head_dim, config.num_heads // tp.size
+        first_kv, kv_heads = tp.kv_heads(config.num_kv_heads)
+        kv_rows = (config.num_kv_heads * dim, first_kv * dim, kv_heads * dim)
+        columns = config.intermediate_size // tp.size
+        mlp_rows = (config.intermediate_size, tp.rank * columns, columns)
+
+        self.index, self.ops, self.eps = index, ops, config.rms_norm_eps
+        self.num_heads, self.num_kv_heads = heads, kv_heads
+        self.input_norm = Norm(config.hidden_size, place)
+        self.qkv = ColumnLinear(
+            [
+                ("q_proj", config.num_heads * dim, tp.rank * heads * dim, heads * dim),
+                ("k_proj", *kv_rows),
+                ("v_proj", *kv_rows),
+            ],
+            config.hidden_size,
+            place,
+            bias=config.attention_bias,
+        )
+        self.q_norm, self.k_norm = (Norm(dim, place), Norm(dim, place)) if config.qk_norm else (None, None)
+        self.o = RowLinear(config.hidden_size, config.num_heads * dim, place, tp, bias=config.o_bias)
+        self.post_norm = Norm(config.hidden_size, place)
+        self.gate_up = ColumnLinear(
+            [("gate_proj", *mlp_rows), ("up_proj", *mlp_rows)],
+            config.hidden_size,
+            place,
+            bias=config.mlp_bias,
+        )
+        self.down = RowLinear(config.hidden_size, config.intermediate_size, place, tp, bias=config.mlp_bias)
+
+    def attention(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: AttentionFn
+    ) -> torch.Tensor:
+        norms = None
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = (self.q_norm.weight, self.k_norm.weight, self.eps)
+        q, k, v = self.ops.rotary_heads(self.qkv(x), cos, sin, self.num_heads, self.num_kv_heads, norms)
+        return self.o(attend(self.index, q, k, v).reshape(x.shape[0], -1))
+
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.ops.silu_and_mul(self.gate_up(x)))
+
+    def slots(self, prefix: str) -> Slots:
+        yield from self.input_norm.slots(f"{prefix}.input_layernorm")
+        yield from self.qkv.slots(f"{prefix}.self_attn")
+        if self.q_norm is not None and self.k_norm is not None:
+            yield from self.q_norm.slots(f"{prefix}.self_attn.q_norm")
+            yield from self.k_norm.slots(f"{prefix}.self_attn.k_norm")
+        yield from self.o.slots(f"{prefix}.self_attn.o_proj")
+        yield from self.post_norm.slots(f"{prefix}.post_attention_layernorm")
+        yield from self.gate_up.slots(f"{prefix}.mlp")
+        yield from self.down.slots(f"{prefix}.mlp.down_proj")
+
+    def finalize(self) -> None:
+        for linear in (self.qkv, self.o, self.gate_up, self.down):
+            linear.finalize()
+
+
+class Decoder:
+    """A CausalLM (models/base.py). Constructed with unset weights: `loader.load_model` fills and finalizes it.
+
+    Call it under torch.inference_mode(); nothing in it needs autograd.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        tp: TensorParallel = SINGLE,
+        max_positions: int | None = None,
+    ) -> None:
+        """`max_positions`: rows of the rotary tables; None: as many as the model is good for.
+
+        Raises ConfigError when the model cannot be split over `tp.size` ranks.
+        """
+        check_divisible(config, tp.size)
+        place = Place(dtype, device)
+        self.config, self.dtype, self.device, self.tp = config, dtype, device, tp
+        self.num_layers = config.num_layers
+        self.num_heads = config.num_heads // tp.size
+        self.num_kv_heads = tp.kv_heads(config.num_kv_heads)[1]
+        self.head_dim = config.head_dim
+        self.hidden_size = config.hidden_size
+        self.vocab_size = config.vocab_size
+        self.ops = select_ops(device)
+        self.cos, self.sin = rope_tables(
+            config.rope, config.head_dim, max_positions or config.max_model_len, device
+        )
+        self.embed = VocabEmbedding(config.vocab_size, config.hidden_size, place, tp)
+        self.layers = [DecoderLayer(index, config, place, tp, self.ops) for index in range(config.num_layers)]
+        self.norm = Norm(config.hidden_size, place)
+        tied = self.embed if config.tie_word_embeddings else None
+        self.head = VocabHead(config.vocab_size, config.hidden_size, place, tp, tied)
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: AttentionFn) -> torch.Tensor:
+        """input_ids, positions int64 [T] → hidden states [T, hidden] after the final norm."""
+        eps, ops = self.config.rms_norm_eps, self.ops
+        cos = self.cos[positions].to(self.dtype).unsqueeze(1)
+        sin = self.sin[positions].to(self.dtype).unsqueeze(1)
+        residual = self.embed(input_ids)
+        x = ops.rms_norm(residual, self.layers[0].input_norm.weight, eps)
+        for layer, norm in zip(self.layers, self._following_norms(), strict=True):
+            x = layer.attention(x, cos, sin, attend)
+            x, residual = ops.add_rms_norm(x, residual, layer.post_norm.weight, eps)
+            x = layer.mlp(x)
+            x, residual = ops.add_rms_norm(x, residual, norm.weight, eps)
+        return x
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] → [R, vocab] in the model's dtype, gathered over ranks."""
+        return self.head(hidden)
+
+    def _following_norms(self) -> list[Norm]:
+        """The norm that comes after each layer: the next layer's first one, or the final one."""
+        return [*(layer.input_norm for layer in self.layers[1:]), self.norm]
+
+    def slots(self) -> Slots:
+        """Every checkpoint tensor this rank needs, by its Hugging Face name."""
+        yield from self.embed.slots("model.embed_tokens")
+        for layer in self.layers:
+            yield from layer.slots(f"model.layers.{layer.index}")
+        yield from self.norm.slots("model.norm")
+        yield from self.head.slots("lm_head")
+
+    def finalize(self) -> None:
+        """Call once after loading: put weights into the layout that runs fastest, layer by layer."""
+        for layer in self.layers:
+            layer.finalize()
+        self.head.finalize()

@@ -1,0 +1,95 @@
+"""The decoder's element-wise operations, as functions behind one table.
+
+`select_ops(device)` gives the table for a device; fused kernels replace entries of it there and nothing else changes.
+The functions here run everywhere and are the reference. All may overwrite their first argument (and `residual`): the
+caller uses results only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+__all__ = [
+    "TORCH_OPS",
+    "HeadNorms",
+    "Ops",
+    "add_rms_norm",
+    "rms_norm",
+    "rotary_heads",
+    "select_ops",
+    "silu_and_mul",
+]
+
+HeadNorms = tuple[torch.Tensor, torch.Tensor, float]
+"""RMSNorm of each query head and of each key head: weights [head_dim], [head_dim], and epsilon."""
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension; 16-bit types are reduced in float32."""
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rms_norm(residual + x), residual + x); x and residual [T, hidden]."""
+    residual = residual.add_(x)
+    return rms_norm(residual, weight, eps), residual
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """[T, 2n] → [T, n]: silu(first half) * second half."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def rotary_heads(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    norms: HeadNorms | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Split the merged projection into heads, norm q and k heads (Qwen3), rotate q and k.
+
+    qkv [T, (num_heads + 2 num_kv_heads) * head_dim], a row being | q heads | k heads | v heads |; cos and sin
+    [T, 1, head_dim] in qkv's dtype, as models/rope.py lays them out. Returns q [T, num_heads, head_dim], k and v
+    [T, num_kv_heads, head_dim]: views of one buffer, whose last dimension is contiguous and whose rows are not.
+    """
+    heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, cos.shape[-1])
+    q_and_k = heads[:, : num_heads + num_kv_heads]
+    if norms is not None:
+        q_weight, k_weight, eps = norms
+        q_and_k = torch.cat(
+            (
+                rms_norm(q_and_k[:, :num_heads], q_weight, eps),
+                rms_norm(q_and_k[:, num_heads:], k_weight, eps),
+            ),
+            dim=1,
+        )
+    swapped = q_and_k.roll(cos.shape[-1] // 2, dims=-1)
+    q_and_k.mul_(cos).addcmul_(swapped, sin)
+    return q_and_k[:, :num_heads], q_and_k[:, num_heads:], heads[:, num_heads + num_kv_heads :]
+
+
+@dataclass(slots=True, frozen=True)
+class Ops:
+    """One implementation of each operation; signatures as the functions of this module."""
+
+    rms_norm: Callable[..., torch.Tensor] = rms_norm
+    add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = add_rms_norm
+    silu_and_mul: Callable[..., torch.Tensor] = silu_and_mul
+    rotary_heads: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = rotary_heads
+
+
+TORCH_OPS = Ops()
+
+
+def select_ops(device: torch.device) -> Ops:
+    """The fastest table for `device`."""
+    return TORCH_OPS
