@@ -1,4 +1,67 @@
-# The verbs. `make test` and `make demo` need nothing but Python 3.11+ and (for make test) apt on a bare machine.
+# The verbs. A machine needs python3 (3.11 or newer) and make; everything else goes into .venv.
+#
+#   make demo    start the engine on SmolLM2 and stream a chat answer
+#   make test    linters, type checks, import rules, all tests that need no GPU
+#
+# The environment is made once and again only when pyproject.toml or constraints.txt has changed.
+
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH ?= torch==2.13.0
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --quiet
+
+.PHONY: setup demo test lint format bench e2e clean distclean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^#   //p' Makefile
+	@echo 'Other verbs: setup lint format bench e2e clean distclean'
+
+setup: $(STAMP)
+
+# A Debian python3 comes without ensurepip; its package python3-venv brings it.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: set PYTHON")'
+	@if ! $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
+	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get install -y -q python3-venv; \
+	    else echo 'python3 cannot make environments: install the package python3-venv' >&2; exit 1; fi; fi
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and by itself: which build of it (CPU or CUDA) comes is up to pip's configuration on this machine.
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'Installing torch and then everything else into $(VENV); this takes some minutes.'
+	$(PIP) '$(TORCH)'
+	$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/python examples/demo.py
+
+lint: setup
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { echo 'Not formatted; run: make format' >&2; exit 1; }
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: setup
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+# The gpu marker is deselected in pyproject.toml. pytest's summary is the last thing printed.
+test: lint
+	@$(BIN)/pytest
+
+e2e: setup
+	@$(BIN)/pytest tests/e2e
+
+bench: setup
+	@$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
