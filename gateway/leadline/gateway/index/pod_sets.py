@@ -1,0 +1,122 @@
+"""Interned sets of pod slots: a block in the index costs one set number, however many pods hold it.
+
+Room: gateway/index. Owns the sets and their reference counts; knows pods only as small slot numbers.
+
+Blocks of one prefix are mostly held by exactly the same pods, so there are far fewer distinct sets than blocks. A set
+is a row of bits (`masks`, W words of 64 pods) found by its Zobrist hash, the XOR of one random number per member:
+adding or removing a member is one XOR, so whole batches move from set to set without touching Python objects.
+
+    set number   masks row (W x uint64)    zobrist          refs
+        0        000...0                   0                -      the empty set, never counted, never freed
+        7        ..1..1..                  z[2]^z[5]        812    812 blocks are held by pods 2 and 5
+
+Invariants: `refs[i]` is the number of index entries that hold number i; a set with no references is freed at once; two
+live numbers never have the same members. Two different sets with one Zobrist hash (about 10^-7 at three million sets)
+would make the gateway overrate a pod for some blocks: a poorer pick, nothing worse.
+"""
+
+import random
+
+import numpy as np
+import numpy.typing as npt
+
+from leadline.gateway.index.table import HashTable, IntArray, SetIds, U64Array
+
+__all__ = ["PodSets"]
+
+GROW_ROWS = 16_384
+
+
+class PodSets:
+    """Reference-counted sets of pod slots. All numbers are uint32; 0 is the empty set."""
+
+    __slots__ = ("_by_hash", "_free", "_pod_keys", "_random", "_refs", "_rows", "_zobrist", "masks", "words")
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.Random(seed) if seed is not None else random.SystemRandom()
+        self._by_hash = HashTable(seed)
+        self.words = 1
+        self.masks: U64Array = np.zeros((64, 1), dtype=np.uint64)
+        self._zobrist: U64Array = np.zeros(64, dtype=np.uint64)
+        self._refs: npt.NDArray[np.int64] = np.zeros(64, dtype=np.int64)
+        self._free: list[int] = []
+        self._rows = 1
+        self._pod_keys: list[np.uint64] = []
+
+    def __len__(self) -> int:
+        """Distinct non-empty sets."""
+        return len(self._by_hash)
+
+    @property
+    def nbytes(self) -> int:
+        return (
+            self.masks.nbytes
+            + self._zobrist.nbytes
+            + self._refs.nbytes
+            + self._by_hash.nbytes
+            + 40 * len(self._free)
+        )
+
+    def reserve(self, slot: int) -> None:
+        """Make room for a pod slot. Widens every row when a power of two times 64 pods is crossed."""
+        while len(self._pod_keys) <= slot:
+            self._pod_keys.append(np.uint64(self._random.getrandbits(64)))
+        words = self.words
+        while words * 64 <= slot:
+            words *= 2
+        if words != self.words:
+            wider = np.zeros((len(self.masks), words), dtype=np.uint64)
+            wider[:, : self.words] = self.masks
+            self.masks, self.words = wider, words
+
+    def holds(self, ids: SetIds, slot: int) -> npt.NDArray[np.bool_]:
+        """Which of the sets contain the slot. Shape (n,) → (n,)."""
+        return (self.masks[ids, slot >> 6] >> np.uint64(slot & 63)) & np.uint64(1) != 0
+
+    def toggle(self, ids: SetIds, slot: int) -> SetIds:
+        """The numbers of the given distinct sets with the slot added (where absent) or removed (where present)."""
+        hashes = self._zobrist.take(ids) ^ self._pod_keys[slot]
+        found = self._by_hash.find(hashes)
+        known = found >= 0
+        out = np.zeros(ids.size, dtype=np.uint32)
+        out[known] = self._by_hash.get(found[known])
+        missing = np.flatnonzero(~known & (hashes != 0))
+        if missing.size:
+            fresh = self._allocate(missing.size)
+            rows = self.masks.take(ids[missing], axis=0)
+            rows[:, slot >> 6] ^= np.uint64(1 << (slot & 63))
+            self.masks[fresh] = rows
+            self._zobrist[fresh] = hashes[missing]
+            self._by_hash.insert(hashes[missing], fresh)
+            out[missing] = fresh
+        return out
+
+    def move(self, old: SetIds, new: SetIds, counts: IntArray) -> None:
+        """`counts[i]` entries went from set `old[i]` (distinct) to `new[i]` (distinct). Frees what nobody holds."""
+        self._refs[new] += counts
+        self._refs[old] -= counts
+        self._refs[0] = 0
+        dead = old[(self._refs.take(old) == 0) & (old != 0)]
+        if dead.size:
+            self._by_hash.delete(self._by_hash.find(self._zobrist.take(dead)))
+            self._free.extend(dead.tolist())
+
+    def touched_by(self, mask: U64Array) -> npt.NDArray[np.bool_]:
+        """Which set numbers have a member in the mask (W words): shape (rows,), free numbers included."""
+        touched = np.zeros(self._rows, dtype=bool)
+        for word in np.flatnonzero(mask):
+            touched |= self.masks[: self._rows, word] & mask[word] != 0
+        return touched
+
+    def _allocate(self, count: int) -> SetIds:
+        reused = self._free[-count:] if self._free else []
+        del self._free[len(self._free) - len(reused) :]
+        fresh = count - len(reused)
+        if self._rows + fresh > len(self.masks):
+            grow = max(self._rows + fresh, len(self.masks) + min(len(self.masks), GROW_ROWS))
+            self.masks.resize((grow, self.words), refcheck=False)
+            self._zobrist.resize(grow, refcheck=False)
+            self._refs.resize(grow, refcheck=False)
+        ids = np.array(reused + list(range(self._rows, self._rows + fresh)), dtype=np.uint32)
+        self._rows += fresh
+        return ids

@@ -1,0 +1,100 @@
+"""What a routing policy is given and what it answers.
+
+Room: gateway/policies. A policy is a class with one method, `pick`; it keeps no state of pods (that is pods.py) and of
+caches (that is index/), does no I/O and reads no clock. It is called on the event loop for every request, so it must
+cost microseconds a pod.
+
+Anyone can add one: a class with this method, named by an entry point of group `leadline.routing_policies`, chosen with
+`--policy NAME` (see registry.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from leadline.gateway.pods import Pod
+
+__all__ = ["Decision", "PodScore", "RouteRequest", "RoutingPolicy", "matched_tokens"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteRequest:
+    """What is known of a request when its pod is picked."""
+
+    now: float
+    """Monotonic seconds."""
+    prompt_tokens: int
+    max_tokens: int | None = None
+    """Output tokens at most; None when the client set no limit."""
+    matched_blocks: Mapping[str, int] = field(default_factory=dict)
+    """Pod id → leading blocks of the prompt it holds, as ServiceIndex.match gives it. Empty when nothing is known."""
+    block_size: int = 64
+    """Tokens a block."""
+    session: str | None = None
+    """What names the conversation or user, for session affinity."""
+    explain: bool = False
+    """The client asked for X-Leadline-Explain: score every pod, not only the one picked."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodScore:
+    """Why a pod was or was not picked. The parts are seconds and add up to `seconds` where the policy uses them."""
+
+    pod: str
+    matched_tokens: int
+    requests: int
+    """Running, waiting and on the way, as the gateway believes."""
+    seconds: float | None = None
+    """Expected time to first token, with what the request does to the pod; None when the policy does not estimate."""
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    block_wait_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The pod, and why."""
+
+    pod: Pod
+    policy: str
+    reason: str
+    """A short phrase for people: "soonest of 4", "2 of 4 about equal"."""
+    picked: PodScore
+    scores: tuple[PodScore, ...] = ()
+    """All pods in the order given, when the request asked to have it explained."""
+
+
+class RoutingPolicy(Protocol):
+    """Chooses one of the pods that may be chosen."""
+
+    def pick(self, request: RouteRequest, pods: Sequence[Pod]) -> Decision:
+        """`pods` has at least one entry, all eligible (pods.eligible); ValueError when it is empty."""
+        ...
+
+
+def matched_tokens(request: RouteRequest, pod: Pod) -> int:
+    """Prompt tokens the pod need not compute. At least the last token of a prompt is always computed."""
+    held = request.matched_blocks.get(pod.id, 0) * request.block_size
+    return max(0, min(held, request.prompt_tokens - 1))
+
+
+def require(pods: Sequence[Pod]) -> None:
+    """Raises ValueError when there is no pod: whoever calls a policy deals with that case first."""
+    if not pods:
+        raise ValueError("a routing policy needs at least one eligible pod to pick from")
+
+
+def plain_scores(request: RouteRequest, pods: Sequence[Pod]) -> tuple[PodScore, ...]:
+    """Scores without an estimate of seconds, for policies that make none."""
+    now = request.now
+    return tuple(PodScore(pod.id, matched_tokens(request, pod), pod.requests(now)) for pod in pods)
+
+
+def plain_decision(
+    policy: str, reason: str, request: RouteRequest, pod: Pod, pods: Sequence[Pod]
+) -> Decision:
+    """A decision of a policy that makes no estimate of seconds."""
+    (picked,) = plain_scores(request, (pod,))
+    scores = plain_scores(request, pods) if request.explain else ()
+    return Decision(pod, policy, reason, picked, scores)

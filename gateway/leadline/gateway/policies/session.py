@@ -1,0 +1,56 @@
+"""Policy `session`: the same pod for the same session, by rendezvous hashing with bounded load.
+
+Every pod gets a score from hashing (session, pod id); the highest wins. When a pod comes or goes, only the sessions it
+wins or held move (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998). A pod that has more
+than `bound` times the mean load is passed over for the next one (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing
+with bounded loads", 2016), so one busy session cannot drown its pod.
+"""
+
+import random
+from collections.abc import Sequence
+from hashlib import blake2b
+from math import ceil
+
+from leadline.gateway.pods import Pod
+from leadline.gateway.policies.base import Decision, RouteRequest, plain_decision, require
+
+__all__ = ["SessionPolicy"]
+
+
+class SessionPolicy:
+    """Rendezvous hashing on `RouteRequest.session`; requests without a session go to the less busy of two at random."""
+
+    name = "session"
+
+    def __init__(self, *, bound: float = 1.25, seed: int | None = None) -> None:
+        if not bound > 1:
+            raise ValueError(
+                f"bound must be above 1 (1.25 lets a pod have 25 % more than the mean), not {bound}"
+            )
+        self.bound = bound
+        self._random = random.Random(seed)
+
+    def pick(self, request: RouteRequest, pods: Sequence[Pod]) -> Decision:
+        require(pods)
+        now = request.now
+        if request.session is None:
+            pair = self._random.sample(list(pods), min(2, len(pods)))
+            pod = min(pair, key=lambda pod: pod.requests(now))
+            return plain_decision(self.name, "no session: less busy of two", request, pod, pods)
+
+        loads = [pod.requests(now) for pod in pods]
+        # With this request counted in, some pod is always within the bound, since bound > 1.
+        limit = ceil(self.bound * (sum(loads) + 1) / len(pods))
+        key = blake2b(request.session.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        best, best_any = None, None
+        for pod, load in zip(pods, loads, strict=True):
+            score = blake2b(pod.id.encode(), key=key, digest_size=8).digest()
+            ranked = (score, pod.id)
+            if best_any is None or ranked > best_any[0]:
+                best_any = (ranked, pod)
+            if load + 1 <= limit and (best is None or ranked > best[0]):
+                best = (ranked, pod)
+        assert best is not None and best_any is not None
+        pod = best[1]
+        reason = "home of the session" if pod is best_any[1] else f"home has over {limit - 1} requests"
+        return plain_decision(self.name, reason, request, pod, pods)
