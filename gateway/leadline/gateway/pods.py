@@ -1,21 +1,21 @@
-"""A pod as the gateway sees it: who it is, whether it may be sent requests, and how busy it is believed to be.
+"""A pod as the gateway sees it: who it is, whether it may be sent requests, and how busy it seems to be.
 
-Room: gateway. Owns the accounting of requests in flight. Discovery writes `ready`, `terminating` and `circuit`; the
-event reader calls `heartbeat`; the proxy opens a `Lease` for each attempt; policies read the estimates. No I/O, no
-clock: times are monotonic seconds given by the caller.
+Room: gateway. Owns the accounting of requests in flight. Discovery writes `ready`, `terminating` and
+`circuit`; the event reader calls `heartbeat`; the proxy opens a `Lease` for each attempt; policies read the
+estimates. No I/O, no clock: times are monotonic seconds given by the caller.
 
-A load report is up to a heartbeat old, and every gateway sends work in between. Each open lease is therefore in one of
-two states, and the estimates are the report plus what it cannot know yet:
+A load report is up to a heartbeat old, and every gateway sends work in between. Each open lease is therefore
+in one of two states, and the estimates are the report plus what it cannot know yet:
 
     open ──► unseen: counted here, on top of the report            heartbeat(received ≥ start + REPORT_LAG)
                │                                                         │
                │ first_token(): its prefill is over                      ▼
-               └──────────────► close() ◄──────────────── seen: counted in the report; closing it before the next
-                                                          report is taken off again
+               └──────────────► close() ◄──────────────── seen: counted in the report; closing it before
+                                                          the next report is taken off again
 
-Invariants (P16): a lease is counted exactly once between opening and its first `close`, whatever order or number of
-calls; all counters are ≥ 0 and are 0 when no lease is open and no report is held; leases of an earlier epoch never
-count towards the estimates of a later one.
+Invariants (P16): a lease is counted exactly once between opening and its first `close`, whatever order or
+number of calls; all counters are ≥ 0 and are 0 when no lease is open and no report is held; leases of an
+earlier epoch never count towards the estimates of a later one.
 """
 
 from collections.abc import Iterable
@@ -118,7 +118,8 @@ class Pod:
     def lease(self, *, prefill_tokens: int, blocks: int, now: float) -> Lease:
         """Count a request attempt until the lease is closed.
 
-        `prefill_tokens`: prompt tokens the pod must compute (matched ones taken off). `blocks`: KV blocks it will take.
+        `prefill_tokens`: prompt tokens the pod must compute (matched ones taken off). `blocks`: KV blocks it
+        will take.
         """
         return Lease(self, prefill_tokens, blocks, now)
 
@@ -162,14 +163,14 @@ class Pod:
     # Estimates for policies
 
     def requests(self, now: float) -> int:
-        """Requests running or waiting on the pod, those of other gateways included as far as it has reported."""
+        """Requests running or waiting on the pod, those of other gateways included once reported."""
         report = self.report
         if report is None or now - self.reported_at > STALE_REPORT:
             return self.in_flight
         return max(0, report.running + report.waiting - self._gone_requests) + len(self._unseen)
 
     def queued_prefill_tokens(self, now: float) -> float:
-        """Prompt tokens the pod has still to compute: what it reported, less what it has computed since, plus ours."""
+        """Prompt tokens still to be computed: what it reported, less what it has done since, plus ours."""
         report = self.report
         age = now - self.reported_at
         if report is None or age > STALE_REPORT:
@@ -178,7 +179,7 @@ class Pod:
         return (left if left > 0 else 0) + self._unseen_prefill_tokens
 
     def free_blocks(self, now: float) -> int | None:
-        """KV blocks a new request could take; negative when more were promised than there are; None if unknown."""
+        """KV blocks a new request could take; negative when we have promised too many; None if unknown."""
         report = self.report
         if report is None or not report.total_blocks or now - self.reported_at > STALE_REPORT:
             return None

@@ -2,17 +2,18 @@
 
 Room: gateway/index. Owns the sets and their reference counts; knows pods only as small slot numbers.
 
-Blocks of one prefix are mostly held by exactly the same pods, so there are far fewer distinct sets than blocks. A set
-is a row of bits (`masks`, W words of 64 pods) found by its Zobrist hash, the XOR of one random number per member:
-adding or removing a member is one XOR, so whole batches move from set to set without touching Python objects.
+Blocks of one prefix are mostly held by exactly the same pods, so there are far fewer distinct sets than
+blocks. A set is a row of bits (`masks`, W words of 64 pods) found by its Zobrist hash, the XOR of one random
+number per member: adding or removing a member is one XOR, so whole batches move from set to set without
+touching Python objects.
 
     set number   masks row (W x uint64)    zobrist          refs
         0        000...0                   0                -      the empty set, never counted, never freed
         7        ..1..1..                  z[2]^z[5]        812    812 blocks are held by pods 2 and 5
 
-Invariants: `refs[i]` is the number of index entries that hold number i; a set with no references is freed at once; two
-live numbers never have the same members. Two different sets with one Zobrist hash (about 10^-7 at three million sets)
-would make the gateway overrate a pod for some blocks: a poorer pick, nothing worse.
+Invariants: `refs[i]` is the number of index entries that hold number i; a set with no references is freed at
+once; two live numbers never have the same members. Two different sets with one Zobrist hash (about 10^-7 at
+three million sets) would make the gateway overrate a pod for some blocks: a poorer pick, nothing worse.
 """
 
 import random
@@ -71,10 +72,11 @@ class PodSets:
 
     def holds(self, ids: SetIds, slot: int) -> npt.NDArray[np.bool_]:
         """Which of the sets contain the slot. Shape (n,) → (n,)."""
-        return (self.masks[ids, slot >> 6] >> np.uint64(slot & 63)) & np.uint64(1) != 0
+        held: npt.NDArray[np.bool_] = self.masks[ids, slot >> 6] & np.uint64(1 << (slot & 63)) != 0
+        return held
 
     def toggle(self, ids: SetIds, slot: int) -> SetIds:
-        """The numbers of the given distinct sets with the slot added (where absent) or removed (where present)."""
+        """The numbers of the given distinct sets with the slot added where absent, removed where present."""
         hashes = self._zobrist.take(ids) ^ self._pod_keys[slot]
         found = self._by_hash.find(hashes)
         known = found >= 0
@@ -92,7 +94,7 @@ class PodSets:
         return out
 
     def move(self, old: SetIds, new: SetIds, counts: IntArray) -> None:
-        """`counts[i]` entries went from set `old[i]` (distinct) to `new[i]` (distinct). Frees what nobody holds."""
+        """`counts[i]` entries went from `old[i]` to `new[i]` (each distinct). Frees what nobody holds."""
         self._refs[new] += counts
         self._refs[old] -= counts
         self._refs[0] = 0

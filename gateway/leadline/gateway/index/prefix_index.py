@@ -1,22 +1,24 @@
 """Which pods hold which KV blocks, for one service: the gateway's own copy of every pod's prefix cache.
 
-Room: gateway/index. Owns the map hash → set of pods. No I/O; whoever reads the events calls it (see stream.py).
+Room: gateway/index. Owns the map hash → set of pods. No I/O; whoever reads the events calls it (see
+stream.py).
 
-Every life of a pod, from one `replace_pod`, `clear` or `drop` to the next, has a slot number of its own, one bit in the
-sets of pod_sets.py. Forgetting a life is therefore one bit cleared in `_live`, however many blocks it held; its bits
-are swept out of the table a few thousand slots at a time by later calls, and only then is the slot number given out
-again:
+Every life of a pod, from one `replace_pod`, `clear` or `drop` to the next, has a slot number of its own, one
+bit in the sets of pod_sets.py. Forgetting a life is therefore one bit cleared in `_live`, however many blocks
+it held; its bits are swept out of the table a few thousand slots at a time by later calls, and only then is
+the slot number given out again:
 
     replace_pod(A, e1)          restart: replace_pod(A, e2)             sweep has passed
     slot 0 = A live             slot 0 retired, slot 1 = A live         slot 0 free again
     block → {0}                 block → {0} & live = {}                 block deleted
 
-Invariants: a pod is seen through exactly one live slot; a retired slot is never live again before no set has it;
-blocks(pod) is the number of table entries whose set has the pod's live slot. Chain hashes name whole prefixes, so a
-pod's match is the longest run of blocks from the first; blocks of a pod behind a missing one count for nothing.
+Invariants: a pod is seen through exactly one live slot; a retired slot is never live again before no set has
+it; blocks(pod) is the number of table entries whose set has the pod's live slot. Chain hashes name whole
+prefixes, so a pod's match is the longest run of blocks from the first; blocks of a pod behind a missing one
+count for nothing.
 
-Cost: about 17 to 35 bytes for each distinct block and nothing more for each further pod that holds it, plus about
-(pods / 8 + 60) bytes for each distinct set of pods. benchmarks/index_memory.py measures it.
+Cost: about 17 to 35 bytes for each distinct block and nothing more for each further pod that holds it, plus
+about (pods / 8 + 60) bytes for each distinct set of pods. benchmarks/index_memory.py measures it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +50,7 @@ class _Life:
 
 @dataclass(frozen=True, slots=True)
 class IndexStats:
-    """For metrics. `entries` counts block-pod pairs, `blocks` distinct blocks (some perhaps still to be swept)."""
+    """For metrics. `entries` counts block-pod pairs, `blocks` distinct blocks (some still to be swept)."""
 
     pods: int
     entries: int
@@ -58,13 +60,13 @@ class IndexStats:
 
 
 class PrefixIndex:
-    """hash → pods in batches. Calls for an unknown pod or another epoch change nothing and return 0 or False."""
+    """hash → pods in batches. Calls for an unknown pod or another epoch change nothing and return 0."""
 
     __slots__ = (
         "_cursor",
         "_free_slots",
-        "_lives",
         "_live",
+        "_lives",
         "_next_slot",
         "_retired",
         "_sets",
@@ -157,7 +159,7 @@ class PrefixIndex:
             return {}
         ids = self._table.get(slots[:length])
         starts = np.concatenate(([0], np.flatnonzero(ids[1:] != ids[:-1]) + 1))
-        # Row r: the pods that hold every block up to the start of run r and beyond; rows only ever lose members.
+        # Row r: the pods that hold every block up to the end of run r; rows only ever lose members.
         holders = np.bitwise_and.accumulate(self._sets.masks.take(ids[starts], axis=0), axis=0)
         lost = holders.copy()
         lost[:-1] &= ~holders[1:]

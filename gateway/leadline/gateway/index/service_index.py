@@ -1,16 +1,16 @@
-"""All that the gateway knows of the caches of one service: real blocks, guesses, stream position, and its age.
+"""All that the gateway knows of the caches of one service: real blocks, guesses, stream position, age.
 
 Room: gateway/index. The one class the rest of the gateway talks to:
 
     reader of Redis ──► heard(), pod_seen(), batch(), load_snapshot()      routing ──► match(), routed()
                         asks reloads()                                     metrics ──► stats()
 
-Owns no I/O and no clock: times are monotonic seconds given by the caller. Not safe for threads; it lives on one event
-loop. When nothing has been heard for `stale_after` seconds (Redis is down), `match` answers that nobody holds anything
-but what this gateway itself sent lately: routing goes on by load.
+Owns no I/O and no clock: times are monotonic seconds given by the caller. Not safe for threads; it lives on
+one event loop. When nothing has been heard for `stale_after` seconds (Redis is down), `match` answers that
+nobody holds anything but what this gateway itself sent lately: routing goes on by load.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from leadline.gateway.index.prefix_index import Hashes, IndexStats, PrefixIndex
 from leadline.gateway.index.speculative import SpeculativeIndex
@@ -47,7 +47,7 @@ class ServiceIndex:
         return depths
 
     def routed(self, pod: str, hashes: Sequence[int], held: int, now: float) -> None:
-        """A request with this chain went to the pod, which already held its first `held` blocks (from `match`)."""
+        """A request with this chain went to the pod, which held its first `held` blocks (from `match`)."""
         self._speculative.add(pod, hashes[held:], now)
 
     # The reader of events
@@ -76,7 +76,7 @@ class ServiceIndex:
         """See EventStream.snapshot; for event loops, `load_snapshot` is kinder."""
         return self._events.snapshot(pod, snapshot)
 
-    def load_snapshot(self, pod: str, snapshot: CacheSnapshot) -> Iterator[None]:
+    def load_snapshot(self, pod: str, snapshot: CacheSnapshot) -> Generator[None, None, Outcome]:
         """See EventStream.load_snapshot."""
         return self._events.load_snapshot(pod, snapshot)
 

@@ -1,16 +1,16 @@
 """What pods will hold soon: blocks of requests that were routed and whose cache events have not arrived yet.
 
-Room: gateway/index. Owns guesses only. They bridge the time from routing a request to the pod's own event (the prefill
-of the prompt and one trip through Redis), so that the second turn of a conversation, or the second of two requests with
-one prefix, finds the pod that the first went to.
+Room: gateway/index. Owns guesses only. They bridge the time from routing a request to the pod's own event
+(the prefill of the prompt and one trip through Redis), so that the second turn of a conversation, or the
+second of two requests with one prefix, finds the pod that the first went to.
 
-A guess is (block hash, pod, time it expires at). Because a hash names a whole prefix, guessing that a pod will hold
-block i says that it will hold all blocks before it; so the deepest guessed block of a chain gives the pod's depth, even
-after guesses in front of it were confirmed and taken out.
+A guess is (block hash, pod, time it expires at). Because a hash names a whole prefix, guessing that a pod
+will hold block i says that it will hold all blocks before it; so the deepest guessed block of a chain gives
+the pod's depth, even after guesses in front of it were confirmed and taken out.
 
-Invariants: one guess for each (hash, pod), the latest; entries leave by the pod's `stored` or `removed` event, by its
-epoch ending, or by expiring, whichever is first; at most `max_entries`, the oldest leave first. Plain dicts: a routed
-request adds only the blocks its pod was not already known to hold.
+Invariants: one guess for each (hash, pod), the latest; entries leave by the pod's `stored` or `removed`
+event, by its epoch ending, or by expiring, whichever is first; at most `max_entries`, the oldest leave first.
+Plain dicts: a routed request adds only the blocks its pod was not already known to hold.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ __all__ = ["SpeculativeIndex"]
 
 
 class SpeculativeIndex:
-    """hash → pods that were sent it less than `ttl` seconds ago. Times are monotonic seconds given by the caller."""
+    """hash → pods that were sent it less than `ttl` seconds ago. Times are monotonic seconds, from the caller."""
 
     __slots__ = ("_expiry", "_guesses", "_size", "max_entries", "ttl")
 
@@ -53,7 +53,7 @@ class SpeculativeIndex:
             self._forget_oldest()
 
     def match(self, hashes: Sequence[int], now: float) -> dict[str, int]:
-        """Leading blocks of the chain that each pod will hold, by guesses alone. Pods without a guess are left out."""
+        """Leading blocks of the chain each pod will hold, by guesses alone. Pods without one are left out."""
         guesses = self._guesses
         if not guesses:
             return {}

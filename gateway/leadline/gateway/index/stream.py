@@ -1,26 +1,27 @@
 """Turns the event stream of one service into calls on an index, and says when a pod's snapshot must be read.
 
-Room: gateway/index. Owns the position in each pod's sequence of batches. Pure: the reader of Redis (or a test, or a
-simulation) drives it and does what `reloads()` asks for.
+Room: gateway/index. Owns the position in each pod's sequence of batches. Pure: the reader of Redis (or a
+test, or a simulation) drives it and does what `reloads()` asks for.
 
 Batches name an epoch, not a pod; heartbeats say which pod lives in which epoch. For each pod:
 
-    pod_seen(new epoch)  ──►  LOST (holds nothing)  ──  batch seq 0, or `cleared`, or a snapshot  ──►  IN STEP at seq n
-                               ▲      │ keeps later batches,                                               │
-                               │      ▼ asks for a snapshot                        batch n+1: apply        │
-                               └──────────────────────────  batch > n+1: a gap  ◄──────────────────────────┘
-                                                            batch ≤ n: stale, ignored
+    pod_seen(new epoch) ──► LOST (holds nothing) ── batch seq 0, `cleared`, or a snapshot ──► IN STEP at n
+                             ▲    │ keeps later batches,                                          │
+                             │    ▼ asks for a snapshot                   batch n+1: apply        │
+                             └────────────────────── batch > n+1: a gap ◄─────────────────────────┘
+                                                     batch ≤ n: stale, ignored
 
-    snapshot at seq s:  s < n → ignored as older than what is known; else load it, then apply kept batches s+1, s+2, …
+    snapshot at seq s:  s < n → older than what is known, ignored
+                        else → load it, then apply the kept batches s+1, s+2, …
 
-While LOST the index keeps the pod's last known blocks: a stale guess is better than none, and the gap is short. A gap
-that the missing batch fills by itself (reordering) needs no snapshot.
+While LOST the index keeps the pod's last known blocks: a stale guess is better than none, and the gap is
+short. A gap that the missing batch fills by itself (reordering) needs no snapshot.
 
-Invariants: an index never sees batches of a pod out of order or twice; of each pod at most `MAX_KEPT` batches and
-`MAX_KEPT_BLOCKS` blocks wait for a snapshot (dropping some only means another gap).
+Invariants: an index never sees batches of a pod out of order or twice; of each pod at most `MAX_KEPT` batches
+and `MAX_KEPT_BLOCKS` blocks wait for a snapshot (dropping some only means another gap).
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -143,10 +144,11 @@ class EventStream:
                 outcome: Outcome = end.value
                 return outcome
 
-    def load_snapshot(self, pod: str, snapshot: CacheSnapshot) -> Iterator[None]:
-        """`snapshot` in short steps between which the caller may do other things, this pod's batches included.
+    def load_snapshot(self, pod: str, snapshot: CacheSnapshot) -> Generator[None, None, Outcome]:
+        """`snapshot` in short steps, between which the caller may do other things, batches of this pod included.
 
-        The iterator's return value is the Outcome. Closed early, it leaves the pod as it was, asking for a snapshot.
+        The iterator's return value is the Outcome. Closed early, it leaves the pod as it was, asking for a
+        snapshot.
         """
         position = self._by_pod.get(pod)
         if position is None or position.epoch != snapshot.epoch:

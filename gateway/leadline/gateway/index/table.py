@@ -12,18 +12,18 @@ The layout is extendible hashing over segments of two-choice buckets of eight sl
             v
     directory[...] -> segment -> 512 buckets x 8 slots      keys: uint64, values: uint32
 
-A key lives in one of its two buckets, so a look-up is one gather of 16 keys and no probing loop, however full the table
-is. When both buckets of a new key are full, its segment splits by the next key bit. The bucket numbers do not depend on
-the segment, so a split copies 4,096 slots to the same places of a new segment and blanks the half that does not belong
-on either side: tens of microseconds, however large the table is. Growth therefore never rehashes the whole table. The
-arrays grow by `GROW_SEGMENTS` segments at a time through `ndarray.resize`, which is realloc (mremap on Linux: pages
-move, bytes do not).
+A key lives in one of its two buckets, so a look-up is one gather of 16 keys and no probing loop, however full
+the table is. When both buckets of a new key are full, its segment splits by the next key bit. The bucket
+numbers do not depend on the segment, so a split copies 4,096 slots to the same places of a new segment and
+blanks the half that does not belong on either side: tens of microseconds, however large the table is. Growth
+therefore never rehashes the whole table. The arrays grow by `GROW_SEGMENTS` segments at a time through
+`ndarray.resize`, which is realloc (mremap on Linux: pages move, bytes do not).
 
-Invariants: a slot is free exactly when its key is 0 (a mixed key of 0 is folded onto 1, probability 2^-64); a key is
-present at most once; no view of the arrays outlives a call, because resize may move them.
+Invariants: a slot is free exactly when its key is 0 (a mixed key of 0 is folded onto 1, probability 2^-64); a
+key is present at most once; no view of the arrays outlives a call, because resize may move them.
 
-12 bytes a slot. Segments split at about 70 % full, so 17 to 35 bytes a key. The table does not shrink: freed slots are
-reused by later keys.
+12 bytes a slot. Segments split at about 70 % full, so 17 to 35 bytes a key. The table does not shrink: freed
+slots are reused by later keys.
 """
 
 import os
@@ -107,7 +107,7 @@ class HashTable:
         return self._vals.reshape(-1)[start:stop].copy()
 
     def insert(self, hashes: U64Array, values: SetIds) -> None:
-        """Add hashes that are absent and distinct. Raises OverflowError at 2^24 segments (68 billion slots)."""
+        """Add hashes that are absent and distinct. Raises OverflowError when a segment has split 24 times."""
         mixed = self._mix(hashes)
         while mixed.size:
             pairs = self._candidates(mixed)

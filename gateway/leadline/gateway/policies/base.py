@@ -1,11 +1,11 @@
 """What a routing policy is given and what it answers.
 
-Room: gateway/policies. A policy is a class with one method, `pick`; it keeps no state of pods (that is pods.py) and of
-caches (that is index/), does no I/O and reads no clock. It is called on the event loop for every request, so it must
-cost microseconds a pod.
+Room: gateway/policies. A policy is a class with one method, `pick`; it keeps no state of pods (that is
+pods.py) and of caches (that is index/), does no I/O and reads no clock. It is called on the event loop for
+every request, so it must cost microseconds a pod.
 
-Anyone can add one: a class with this method, named by an entry point of group `leadline.routing_policies`, chosen with
-`--policy NAME` (see registry.py).
+Anyone can add one: a class with this method, named by an entry point of group `leadline.routing_policies`,
+chosen with `--policy NAME` (see registry.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class RouteRequest:
     max_tokens: int | None = None
     """Output tokens at most; None when the client set no limit."""
     matched_blocks: Mapping[str, int] = field(default_factory=dict)
-    """Pod id → leading blocks of the prompt it holds, as ServiceIndex.match gives it. Empty when nothing is known."""
+    """Pod id → leading blocks of the prompt it holds (ServiceIndex.match). Empty when nothing is known."""
     block_size: int = 64
     """Tokens a block."""
     session: str | None = None
@@ -38,14 +38,14 @@ class RouteRequest:
 
 @dataclass(frozen=True, slots=True)
 class PodScore:
-    """Why a pod was or was not picked. The parts are seconds and add up to `seconds` where the policy uses them."""
+    """Why a pod was or was not picked. The four parts add up to `seconds`, if the policy estimates them."""
 
     pod: str
     matched_tokens: int
     requests: int
     """Running, waiting and on the way, as the gateway believes."""
     seconds: float | None = None
-    """Expected time to first token, with what the request does to the pod; None when the policy does not estimate."""
+    """Expected time to first token and what the request costs the pod; None: the policy does not estimate."""
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     block_wait_seconds: float = 0.0

@@ -5,19 +5,21 @@
             + wait for free blocks                            if the pod's KV memory is full
             + decode_weight * decode delay                    what our decode costs the streams on the pod
 
-`rate` is the pod's measured prefill tokens per second; a pod that has measured none yet is taken to be like the mean of
-the others, or `default_prefill_rate` if nobody has.
+`rate` is the pod's measured prefill tokens per second; a pod that has measured none yet is taken to be like
+the mean of the others, or `default_prefill_rate` if nobody has.
 
-Wait for free blocks, by Little's law: a request holds its blocks for about `expected_output` steps, so a pod that uses
-U blocks frees U / (expected_output * step) of them a second; a deficit of D blocks lasts D * expected_output * step / U.
+Wait for free blocks, by Little's law: a request holds its blocks for about `expected_output` steps, so a pod
+that uses U blocks frees U / (expected_output * step) of them a second; a deficit of D blocks lasts D *
+expected_output * step / U.
 
-Decode delay: with b requests on a pod a step takes s0 * (1 + b / knee), where `knee` is the number of requests at which
-reading the weights and serving the requests take equally long. One more adds s0 / knee to each of our steps, for b + 1
-streams: output * step * (b + 1) / (knee + b) seconds in all. `decode_weight` says what a second of theirs is worth
-in seconds of our first token.
+Decode delay: with b requests on a pod a step takes s0 * (1 + b / knee), where `knee` is the number of
+requests at which reading the weights and serving the requests take equally long. One more adds s0 / knee to
+each of our steps, for b + 1 streams: output * step * (b + 1) / (knee + b) seconds in all. `decode_weight`
+says what a second of theirs is worth in seconds of our first token.
 
-Herds (P20): requests on their way count as load at once (pods.py), and pods within `tie_relative` and `tie_seconds` of
-the best share the requests at random, so that gateways that see the same report do not all run to one pod.
+Herds (P20): requests on their way count as load at once (pods.py), and pods within `tie_relative` and
+`tie_seconds` of the best share the requests at random, so that gateways that see the same report do not all
+run to one pod.
 """
 
 import random

@@ -1,9 +1,9 @@
 """Policy `session`: the same pod for the same session, by rendezvous hashing with bounded load.
 
-Every pod gets a score from hashing (session, pod id); the highest wins. When a pod comes or goes, only the sessions it
-wins or held move (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998). A pod that has more
-than `bound` times the mean load is passed over for the next one (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing
-with bounded loads", 2016), so one busy session cannot drown its pod.
+Every pod gets a score from hashing (session, pod id); the highest wins. When a pod comes or goes, only the
+sessions it wins or held move (Thaler and Ravishankar, "Using name-based mappings to increase hit rates",
+1998). A pod that has more than `bound` times the mean load is passed over for the next one (Mirrokni, Thorup
+and Zadimoghaddam, "Consistent hashing with bounded loads", 2016), so one busy session cannot drown its pod.
 """
 
 import random
@@ -18,7 +18,7 @@ __all__ = ["SessionPolicy"]
 
 
 class SessionPolicy:
-    """Rendezvous hashing on `RouteRequest.session`; requests without a session go to the less busy of two at random."""
+    """Rendezvous hashing on `RouteRequest.session`; requests without one go to the less busy of two pods."""
 
     name = "session"
 
@@ -42,15 +42,10 @@ class SessionPolicy:
         # With this request counted in, some pod is always within the bound, since bound > 1.
         limit = ceil(self.bound * (sum(loads) + 1) / len(pods))
         key = blake2b(request.session.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        best, best_any = None, None
-        for pod, load in zip(pods, loads, strict=True):
-            score = blake2b(pod.id.encode(), key=key, digest_size=8).digest()
-            ranked = (score, pod.id)
-            if best_any is None or ranked > best_any[0]:
-                best_any = (ranked, pod)
-            if load + 1 <= limit and (best is None or ranked > best[0]):
-                best = (ranked, pod)
-        assert best is not None and best_any is not None
-        pod = best[1]
-        reason = "home of the session" if pod is best_any[1] else f"home has over {limit - 1} requests"
-        return plain_decision(self.name, reason, request, pod, pods)
+        scores = [(blake2b(pod.id.encode(), key=key, digest_size=8).digest(), pod.id) for pod in pods]
+        home = max(range(len(pods)), key=scores.__getitem__)
+        chosen = max((at for at, load in enumerate(loads) if load < limit), key=scores.__getitem__)
+        reason = (
+            "home of the session" if chosen == home else f"home has {loads[home]} requests, bound {limit}"
+        )
+        return plain_decision(self.name, reason, request, pods[chosen], pods)
