@@ -91,12 +91,12 @@ class PieceTable:
             # whole.
             if all(char in _ALPHABET for char in piece):
                 return bytes(_ALPHABET[char] for char in piece)
-            return piece.encode()  # type: ignore[no-any-return]
+            return piece.encode()
         if self.kind is JoinKind.METASPACE:
             if self._byte_fallback and (match := _BYTE_PIECE.match(piece)):
                 return bytes([int(match[1], 16)])
-            return piece.replace("▁", " ").encode()  # type: ignore[no-any-return]
-        return self._backend.decode([token_id], skip_special_tokens=False).encode()  # type: ignore[no-any-return]
+            return piece.replace("▁", " ").encode()
+        return self._backend.decode([token_id], skip_special_tokens=False).encode()
 
 
 def _classify(backend: tokenizers.Tokenizer) -> tuple[JoinKind, LeadingSpace, bool]:

@@ -105,8 +105,7 @@ class Tokenizer:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokenizer's own EOS; a model's generation config may name more
-        (`generation.GenerationDefaults`)."""
+        """The tokenizer's own EOS; the model's config may name more (`ModelConfig.eos_token_ids`)."""
         return () if self.eos_token_id is None else (self.eos_token_id,)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -116,7 +115,7 @@ class Tokenizer:
         produce).
         """
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids  # type: ignore[no-any-return]
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
             if isinstance(error, TypeError) and _is_utf8(text):
                 raise
@@ -126,7 +125,7 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD, ids beyond the vocabulary nothing."""
-        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)  # type: ignore[no-any-return]
+        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes `token_id` stands for in running text (a leading space included); empty beyond the
@@ -139,7 +138,7 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """The id of a token given by its vocabulary entry, or None."""
-        return self._backend.token_to_id(token)  # type: ignore[no-any-return]
+        return self._backend.token_to_id(token)
 
     def _named_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)

@@ -1,0 +1,134 @@
+"""Tools as a request lists them → what the output must look like when a call is required.
+
+Owns the checks on `tools` and `tool_choice`, and the JSON schema that forces a call: for a named tool the
+output is its arguments, for "required" a list of `{"name": ..., "parameters": ...}` objects.
+`tools.ForcedCallParser` reads both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from leadline.engine.errors import RequestError
+from leadline.engine.sampling_params import StructuredSpec
+
+__all__ = ["ToolPlan", "plan_tools"]
+
+
+class ToolPlan:
+    """What to do about tools in one request.
+
+    Attributes:
+        tools: to show the model (None for tool_choice "none").
+        names: of all tools given.
+        constraint: what the output must match, or None.
+        named: the tool the caller insists on, or None.
+        parse: whether to look for calls in the output at all.
+    """
+
+    def __init__(
+        self,
+        tools: list[dict[str, Any]] | None,
+        names: tuple[str, ...] = (),
+        constraint: StructuredSpec | None = None,
+        named: str | None = None,
+    ) -> None:
+        self.tools = tools
+        self.names = names
+        self.constraint = constraint
+        self.named = named
+        self.parse = bool(tools)
+
+
+def plan_tools(
+    tools: Sequence[Mapping[str, Any]] | None,
+    tool_choice: str | Mapping[str, Any] | None = None,
+    *,
+    parallel_tool_calls: bool = True,
+) -> ToolPlan:
+    """Check both fields against each other. tool_choice: none, auto (the default with tools), required, or
+    `{"type": "function", "function": {"name": ...}}`. Raises RequestError naming the field."""
+    schemas = [_parameters(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())]
+    names = tuple(name for name, _ in schemas)
+    if len(set(names)) < len(names):
+        raise RequestError("tools must not name a function twice", param="tools")
+    if tool_choice in (None, "auto", "none"):
+        shown = None if tool_choice == "none" or not tools else [dict(tool) for tool in tools]
+        return ToolPlan(shown, names)
+    if not tools:
+        raise RequestError("tool_choice needs tools to choose from", param="tool_choice")
+    shown = [dict(tool) for tool in tools]
+    if tool_choice == "required":
+        return ToolPlan(shown, names, _list_schema(schemas, parallel_tool_calls))
+    named = _named(tool_choice)
+    if named not in names:
+        raise RequestError(f"tool_choice names {named!r}, which is not in tools", param="tool_choice")
+    schema = json.dumps(dict(schemas)[named])
+    return ToolPlan(shown, names, StructuredSpec(kind="json_schema", value=schema), named)
+
+
+def _named(tool_choice: str | Mapping[str, Any] | None) -> str:
+    function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise RequestError(
+            'tool_choice must be "none", "auto", "required" or '
+            '{"type": "function", "function": {"name": "..."}}',
+            param="tool_choice",
+        )
+    return name
+
+
+def _parameters(tool: Mapping[str, Any], where: str) -> tuple[str, dict[str, Any]]:
+    """(name, JSON schema of the arguments) of one tool."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+        raise RequestError(
+            f'{where} must be {{"type": "function", "function": {{"name": ...}}}}', param=where
+        )
+    schema = function.get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(schema, Mapping):
+        raise RequestError(
+            f"{where}.function.parameters must be a JSON schema", param=f"{where}.function.parameters"
+        )
+    return name, dict(schema)
+
+
+def _list_schema(schemas: Sequence[tuple[str, dict[str, Any]]], parallel: bool) -> StructuredSpec:
+    """A list of calls. Each tool's schema becomes a definition, and its own `#/...` references move with
+    it."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "parameters": {"$ref": f"#/$defs/tool{i}"}},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for i, (name, _) in enumerate(schemas)
+    ]
+    schema: dict[str, Any] = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"anyOf": calls},
+        "$defs": {f"tool{i}": _moved(schema, f"#/$defs/tool{i}") for i, (_, schema) in enumerate(schemas)},
+    }
+    if not parallel:
+        schema["maxItems"] = 1
+    return StructuredSpec(kind="json_schema", value=json.dumps(schema))
+
+
+def _moved(schema: Any, base: str) -> Any:
+    """The schema with every local reference `#/x` rewritten to `<base>/x`."""
+    if isinstance(schema, Mapping):
+        return {
+            key: base + value[1:]
+            if key == "$ref" and isinstance(value, str) and value.startswith("#")
+            else _moved(value, base)
+            for key, value in schema.items()
+        }
+    if isinstance(schema, list):
+        return [_moved(item, base) for item in schema]
+    return schema

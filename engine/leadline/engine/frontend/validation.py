@@ -1,0 +1,268 @@
+"""The one place where requests are checked and turned into `CoreRequest`s.
+
+Everything a caller can get wrong that needs the model, the context length or the engine's caps to be seen is
+refused here with a RequestError that names the field, the value and what would work. What passes cannot harm
+the core: token ids lie within the vocabulary, prompt and output fit the context and the KV pool, every
+grammar has compiled once.
+
+Room for output is settled here as well. With `limit = min(max_model_len, tokens the whole KV pool can hold)`:
+
+    prompt tokens >= limit               400, naming both numbers
+    max_tokens absent                    what the model's authors recommend, else all the room that is left
+    prompt + max_tokens > limit          cut to the room that is left; the output ends with finish_reason
+    "length"
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, get_args
+
+import msgspec
+
+from leadline.engine.config import EngineConfig
+from leadline.engine.errors import RequestError
+from leadline.engine.frontend.structured import GrammarCompiler
+from leadline.engine.frontend.tokenizer import Tokenizer
+from leadline.engine.messages import CoreRequest, PriorityClass
+from leadline.engine.sampling_params import SamplingParams
+
+__all__ = ["ModelFacts", "RequestBuilder"]
+
+_MAX_STOP_STRINGS = 64
+_DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+class ModelFacts(Protocol):
+    """What validation needs of `models.config.ModelConfig` (which this room cannot import without torch)."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def generation(self) -> Any:
+        """`models.config.GenerationDefaults`: fields are None where generation_config.json says nothing."""
+
+
+class RequestBuilder:
+    """Admits requests to one engine. Safe for threads.
+
+    `pool_tokens`: tokens the whole KV pool can hold (blocks times block size).
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_config: ModelFacts,
+        tokenizer: Tokenizer,
+        max_model_len: int,
+        pool_tokens: int,
+        *,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._vocab_size = model_config.vocab_size
+        self._generation = model_config.generation
+        self.max_model_len = max_model_len
+        self.pool_tokens = pool_tokens
+        self.eos_token_ids = tuple(dict.fromkeys((*model_config.eos_token_ids, *tokenizer.eos_token_ids)))
+        self.grammars = grammars or GrammarCompiler(
+            tokenizer, vocab_size=self._vocab_size, eos_token_ids=self.eos_token_ids
+        )
+
+    def sampling_params(self, given: Mapping[str, Any]) -> SamplingParams:
+        """SamplingParams from what a caller gave; None and absent keys take the model's recommended defaults.
+
+        `stop` may be one string; keys of `logit_bias` may be decimal strings, as in JSON. Raises RequestError
+        for unknown names and wrong types; ranges are checked by `build`.
+        """
+        fields = self._recommended()
+        fields.update({name: value for name, value in given.items() if value is not None})
+        unknown = sorted(fields.keys() - set(SamplingParams.__struct_fields__))
+        if unknown:
+            raise RequestError(f"unknown sampling parameter {unknown[0]!r}", param=unknown[0])
+        if isinstance(fields.get("stop"), str):
+            fields["stop"] = (fields["stop"],)
+        if isinstance(fields.get("logit_bias"), Mapping):
+            fields["logit_bias"] = {_token_id(k, "logit_bias"): v for k, v in fields["logit_bias"].items()}
+        try:
+            return msgspec.convert(fields, SamplingParams)
+        except msgspec.ValidationError as error:
+            message, _, path = str(error).partition(" - at `$.")
+            param = path.rstrip("`").split("[")[0] or None
+            raise RequestError(f"{param or 'sampling parameters'}: {message}", param=param) from error
+
+    def build(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams,
+        *,
+        add_special_tokens: bool = True,
+        request_id: str | None = None,
+        priority_class: str = "interactive",
+        arrival: float | None = None,
+        queue_timeout: float | None = None,
+        deadline: float | None = None,
+        cache_salt: str = "",
+        num_resumed: int = 0,
+    ) -> CoreRequest:
+        """Check a request and settle what it left open.
+
+        prompt: text (`add_special_tokens=False` for rendered chats) or token ids. Times are seconds of the
+        monotonic clock (`arrival`, `deadline`) or seconds (`queue_timeout`; None takes the engine's). The
+        result's `sampling.n` may be above 1: `OutputProcessor.add` fans it out. Raises RequestError.
+        """
+        sampling.validate()
+        token_ids = self._prompt_ids(prompt, add_special_tokens)
+        if not 0 <= num_resumed < len(token_ids):
+            raise RequestError(
+                f"num_resumed must be at least 0 and below the prompt's {len(token_ids)} tokens, got "
+                f"{num_resumed}",
+                param="num_resumed",
+            )
+        if num_resumed and sampling.n > 1:
+            raise RequestError("a resumed request has n = 1", param="n")
+        self._check_caps(sampling)
+        self._check_vocabulary(sampling)
+        if sampling.structured is not None:
+            if sampling.min_tokens:
+                raise RequestError(
+                    "min_tokens cannot be combined with structured output: the grammar decides when it "
+                    "is complete",
+                    param="min_tokens",
+                )
+            self.grammars.validate(sampling.structured)
+        if priority_class not in get_args(PriorityClass):
+            raise RequestError(
+                f"priority class must be one of {', '.join(get_args(PriorityClass))}, got {priority_class!r}",
+                param="priority",
+            )
+        if queue_timeout is None:
+            queue_timeout = self._config.queue_timeout
+        elif not queue_timeout > 0:
+            raise RequestError(
+                f"queue_timeout must be above 0 seconds, got {queue_timeout}", param="queue_timeout"
+            )
+        max_tokens = self._max_tokens(sampling, len(token_ids) - num_resumed, num_resumed)
+        return CoreRequest(
+            request_id=request_id or uuid.uuid4().hex,
+            prompt_token_ids=token_ids,
+            sampling=msgspec.structs.replace(sampling, max_tokens=max_tokens),
+            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+            priority_class=priority_class,  # type: ignore[arg-type]
+            arrival=time.monotonic() if arrival is None else arrival,
+            queue_timeout=queue_timeout,
+            deadline=deadline,
+            cache_salt=cache_salt,
+            eos_token_ids=() if sampling.ignore_eos else self.eos_token_ids,
+            num_resumed=num_resumed,
+        )
+
+    @property
+    def limit(self) -> int:
+        """Most tokens one sequence can have, prompt and output together."""
+        return min(self.max_model_len, self.pool_tokens)
+
+    def _recommended(self) -> dict[str, Any]:
+        """What generation_config.json says. An explicit `do_sample: false` means greedy."""
+        file = self._generation
+        found = {name: getattr(file, name) for name in _DEFAULTED if getattr(file, name) is not None}
+        if file.do_sample is False:
+            found["temperature"] = 0.0
+        if found.get("top_k", 0) < 0:  # some files write "off" as -1
+            found["top_k"] = 0
+        return found
+
+    def _prompt_ids(self, prompt: str | Sequence[int], add_special_tokens: bool) -> list[int]:
+        if isinstance(prompt, str):
+            if not prompt:
+                raise RequestError("the prompt must not be empty", param="prompt")
+            # A token covers at most `longest` bytes, so a text can be refused without tokenizing megabytes.
+            at_least = -(-len(prompt) // self._tokenizer.pieces.longest)
+            if at_least >= self.limit:
+                raise self._too_long(f"at least {at_least}")
+            token_ids = self._tokenizer.encode(prompt, add_special_tokens)
+        else:
+            token_ids = list(prompt)
+            for position, token_id in enumerate(token_ids):
+                if type(token_id) is not int or not 0 <= token_id < self._vocab_size:
+                    raise RequestError(
+                        f"prompt[{position}] must be a token id from 0 to {self._vocab_size - 1}, got "
+                        f"{token_id!r}",
+                        param="prompt",
+                    )
+        if not token_ids:
+            raise RequestError("the prompt must hold at least one token", param="prompt")
+        if len(token_ids) >= self.limit:
+            raise self._too_long(str(len(token_ids)))
+        return token_ids
+
+    def _too_long(self, tokens: str) -> RequestError:
+        if self.pool_tokens < self.max_model_len:
+            what = f"the KV pool of this engine holds {self.pool_tokens} tokens in all"
+        else:
+            what = f"this model's context is {self.max_model_len} tokens"
+        return RequestError(
+            f"the prompt has {tokens} tokens, but {what}, output included; shorten the prompt to at most "
+            f"{self.limit - 1} tokens",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+
+    def _max_tokens(self, sampling: SamplingParams, prompt_len: int, num_resumed: int) -> int:
+        room = self.limit - prompt_len
+        wanted = sampling.max_tokens
+        if wanted is None:
+            wanted = self._generation.max_new_tokens or room
+        max_tokens = min(wanted, room)
+        if sampling.min_tokens > max_tokens:
+            raise RequestError(
+                f"min_tokens is {sampling.min_tokens}, but only {max_tokens} tokens can be generated "
+                "after a prompt "
+                f"of {prompt_len} (limit {self.limit})",
+                param="min_tokens",
+            )
+        if num_resumed >= max_tokens:
+            raise RequestError(
+                f"the request resumes after {num_resumed} output tokens, but max_tokens is {max_tokens}",
+                param="num_resumed",
+            )
+        return max_tokens
+
+    def _check_caps(self, sampling: SamplingParams) -> None:
+        if sampling.n > self._config.max_n:
+            raise RequestError(f"n must be at most {self._config.max_n}, got {sampling.n}", param="n")
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(sampling, name)
+            if asked is not None and asked > self._config.max_logprobs:
+                raise RequestError(
+                    f"{name} must be at most {self._config.max_logprobs}, got {asked}", param=name
+                )
+        if len(sampling.stop) > _MAX_STOP_STRINGS:
+            raise RequestError(
+                f"stop must hold at most {_MAX_STOP_STRINGS} strings, got {len(sampling.stop)}", param="stop"
+            )
+
+    def _check_vocabulary(self, sampling: SamplingParams) -> None:
+        named = {"logit_bias": sampling.logit_bias or {}, "stop_token_ids": sampling.stop_token_ids}
+        for param, ids in named.items():
+            for token_id in ids:
+                if not 0 <= token_id < self._vocab_size:
+                    raise RequestError(
+                        f"{param} names token {token_id}, but the vocabulary ends at {self._vocab_size - 1}",
+                        param=param,
+                    )
+
+
+def _token_id(key: object, param: str) -> int:
+    """JSON objects have string keys, so token ids arrive as decimal text."""
+    if isinstance(key, int) and not isinstance(key, bool):
+        return key
+    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10:
+        return int(key)
+    raise RequestError(f"{param} maps token ids to numbers; {key!r} is not a token id", param=param)
