@@ -1,0 +1,152 @@
+"""Attention in plain torch operations: the reference that the other backends are held to, and the CPU path.
+
+Decode rows are attended together. The queries of one KV head are stacked, so KV heads are never repeated:
+
+    q  [rows, num_heads, head_dim] -> [rows, num_kv_heads, group, head_dim]     group = num_heads / num_kv_heads
+    k  gathered cache rows         -> [rows, num_kv_heads, max context, head_dim]    (a view, not copied again)
+    scores [rows, num_kv_heads, group, max context] + length mask
+
+A row shorter than the longest reads its own last token again in place of the tokens it lacks, and masks
+them: what other sequences left in a block is never read, since a weight of zero does not silence a NaN.
+
+Prefill rows are attended one by one, each with its own causal offset.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from leadline.engine.attention.interface import AttentionBatch, AttentionSpec
+
+__all__ = ["TorchBackend"]
+
+
+class TorchBackend:
+    """See `leadline.engine.attention.interface.AttentionBackend`."""
+
+    name = "torch"
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self.spec = spec
+        self.group = spec.num_heads // spec.num_kv_heads
+        self._batch: AttentionBatch | None = None
+        self._decode_index: torch.Tensor | None = None
+        self._decode_mask: torch.Tensor | None = None
+        self._prefills: list[_PrefillRow] = []
+
+    def begin(self, batch: AttentionBatch) -> None:
+        self._batch = batch
+        decodes = batch.num_decodes
+        self._decode_mask = None
+        if decodes:
+            self._begin_decodes(batch, decodes)
+        self._prefills = []
+        first = decodes
+        for row in range(decodes, batch.num_rows):
+            count, context = batch.query_lens_host[row], batch.context_lens_host[row]
+            blocks = -(-context // self.spec.block_size)
+            mask = None
+            if 1 < count < context:
+                # Query j sees context - count + j + 1 keys.
+                mask = torch.ones(count, context, dtype=torch.bool, device=batch.context_lens.device)
+                mask = mask.tril_(context - count)
+            self._prefills.append(_PrefillRow(first, count, context, batch.block_tables[row, :blocks], mask))
+            first += count
+
+    def _begin_decodes(self, batch: AttentionBatch, decodes: int) -> None:
+        """Cache rows of every decode's context, [decodes * longest context], and the mask where lengths
+        differ."""
+        lengths, size = batch.context_lens_host[:decodes], self.spec.block_size
+        longest = max(lengths)
+        positions = torch.arange(longest, device=batch.context_lens.device)
+        if min(lengths) < longest:
+            ends = batch.context_lens[:decodes, None]
+            outside = positions >= ends
+            mask = torch.zeros(outside.shape, dtype=self.spec.dtype, device=outside.device)
+            self._decode_mask = mask.masked_fill_(outside, -torch.inf)[:, None, None, :]
+            positions = torch.minimum(positions, ends - 1)
+            blocks = batch.block_tables[:decodes].gather(1, positions // size)
+        else:
+            blocks = batch.block_tables[:decodes, positions // size]
+        self._decode_index = (blocks.long() * size + positions % size).flatten()
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        batch = self._batch
+        assert batch is not None, "begin() comes before forward()"
+        k_cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, k)
+        v_cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, v)
+        decodes = batch.num_decodes
+        if decodes == batch.num_tokens:
+            return self._decode(q, k_cache, v_cache)
+        out = torch.empty_like(q)
+        if decodes:
+            out[:decodes] = self._decode(q[:decodes], k_cache, v_cache)
+        for row in self._prefills:
+            rows = slice(row.first, row.first + row.count)
+            out[rows] = self._prefill(row, q[rows], k[rows], v[rows], k_cache, v_cache)
+        return out
+
+    def _decode(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        rows, spec = q.shape[0], self.spec
+        keys = k_cache.flatten(0, 1).index_select(0, self._decode_index)
+        values = v_cache.flatten(0, 1).index_select(0, self._decode_index)
+        shape = (rows, -1, spec.num_kv_heads, spec.head_dim)
+        keys, values = keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
+        queries = q.reshape(rows, spec.num_kv_heads, self.group, spec.head_dim)
+        out = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=self._decode_mask, scale=spec.scale
+        )
+        return out.reshape(rows, spec.num_heads, spec.head_dim)
+
+    def _prefill(
+        self,
+        row: _PrefillRow,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """[count, num_heads, head_dim]. A row that is the whole context reads its keys from k, v directly."""
+        if row.count < row.context:
+            k = _gather(k_cache, row.blocks)[: row.context]
+            v = _gather(v_cache, row.blocks)[: row.context]
+        out = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None],
+            k.transpose(0, 1)[None],
+            v.transpose(0, 1)[None],
+            attn_mask=row.mask,
+            is_causal=row.count == row.context and row.count > 1,
+            scale=self.spec.scale,
+            enable_gqa=self.group > 1,
+        )
+        return out[0].transpose(0, 1)
+
+
+def _gather(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """[blocks * block_size, num_kv_heads, head_dim] out of the paged cache."""
+    return cache.index_select(0, blocks).flatten(0, 1)
+
+
+class _PrefillRow:
+    """One prefill row: its queries at [first, first + count) of the batch, its context, blocks and causal
+    mask."""
+
+    __slots__ = ("blocks", "context", "count", "first", "mask")
+
+    def __init__(
+        self, first: int, count: int, context: int, blocks: torch.Tensor, mask: torch.Tensor | None
+    ) -> None:
+        self.first = first
+        self.count = count
+        self.context = context
+        self.blocks = blocks
+        self.mask = mask
