@@ -1,8 +1,9 @@
 """Ragged attention steps with a known answer, shared by the CPU test of the torch backend and the GPU tests.
 
-A case is one step over a paged pool in which every cache row that the step must not read is NaN: rows past each
-context, blocks of nobody, and the rows this step's own keys go to until the backend has written them. The expected
-output is a plain softmax over each row's own history in float64 and never looks at pool, tables or slots.
+A case is one step over a paged pool in which every cache row that the step must not read is NaN: rows past
+each context, blocks of nobody, and the rows this step's own keys go to until the backend has written them.
+The expected output is a plain softmax over each row's own history in float64 and never looks at pool,
+tables or slots.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ EDGES = (1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025)
 """Lengths around tiles, blocks and chunks."""
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2.5e-3, torch.bfloat16: 1.2e-2}
-"""Largest ‖out - expected‖ / ‖expected‖ of any single (token, head). Probabilities and outputs are rounded to the
-dtype: 2**-11 for float16 and 2**-8 for bfloat16, a few times over."""
+"""Largest ‖out - expected‖ / ‖expected‖ of any single (token, head). Probabilities and outputs are rounded
+to the dtype: 2**-11 for float16 and 2**-8 for bfloat16, a few times over."""
 
 
 @dataclass(slots=True)
@@ -78,8 +79,8 @@ def make_case(
 ) -> AttentionCase:
     """rows: (context length, query tokens), rows with one query token first.
 
-    With share_first_block every row uses row 0's first block as its own (an identical prefix); a row qualifies if
-    both it and row 0 fill that block, whether or not row 0 fills it in this very step.
+    With share_first_block every row uses row 0's first block as its own (an identical prefix); a row
+    qualifies if both it and row 0 fill that block, whether or not row 0 fills it in this very step.
     """
     heads, kv_heads, dim = shape
     generator = torch.Generator().manual_seed(seed)

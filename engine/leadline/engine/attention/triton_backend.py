@@ -1,9 +1,10 @@
-"""The `triton` attention backend: our own kernels, any block size from 16 to 256, nothing planned on the host.
+"""The `triton` attention backend: our own kernels, any block size, nothing planned on the host.
 
-Rows with one query token go to the split-KV decode kernel, chunks to the prefill kernel. `begin` only launches the
-kernels that make the two work lists; lengths are read on the device, so a CUDA graph captured over `begin` and the
-layers' `forward` (or over the layers alone, with `begin` called before each replay) is right for any lengths. In such
-a graph padding rows may have a context length of 0 (their output is zero) and padding tokens a slot of -1.
+Rows with one query token go to the split-KV decode kernel, chunks to the prefill kernel. `begin` only
+launches the kernels that make the two work lists; lengths are read on the device, so a CUDA graph captured
+over `begin` and the layers' `forward` (or over the layers alone, with `begin` called before each replay) is
+right for any lengths. In such a graph padding rows may have a context length of 0 (their output is zero)
+and padding tokens a slot of -1.
 
 One instance serves one stream: its workspaces are reused from layer to layer.
 """
@@ -29,8 +30,8 @@ def import_triton(setting: str) -> None:
         import triton  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"attention_backend {setting!r} needs the package 'triton', which comes with torch built for CUDA; "
-            "install it, or use attention_backend 'torch'"
+            f"attention_backend {setting!r} needs the package 'triton', which comes with torch built for "
+            "CUDA; install it, or use attention_backend 'torch'"
         ) from error
 
 
@@ -43,8 +44,8 @@ class TritonBackend:
         import_triton("triton")
         if spec.num_heads % spec.num_kv_heads:
             raise ConfigError(
-                f"attention_backend 'triton' needs num_heads ({spec.num_heads}) to be a multiple of num_kv_heads "
-                f"({spec.num_kv_heads})"
+                f"attention_backend 'triton' needs num_heads ({spec.num_heads}) to be a multiple of "
+                f"num_kv_heads ({spec.num_kv_heads})"
             )
         if spec.block_size & (spec.block_size - 1) or not 16 <= spec.block_size <= 256:
             raise ConfigError(
@@ -220,7 +221,8 @@ class TritonBackend:
         return "ieee" if self.spec.dtype == torch.float32 else "tf32"
 
     def _decode_tiles(self, rows: int) -> tuple[int, int, int]:
-        """(keys a tile, warps, pipeline stages): one warp a CTA, six CTAs an SM; two warps for one or two rows."""
+        """(keys a tile, warps, pipeline stages): one warp a CTA, six CTAs an SM; two warps for one or two
+        rows."""
         spec = self.spec
         if spec.dtype == torch.float32 or self._dim_tile > 128 or self._group_pad > 16:
             return 16, 4, 2
@@ -232,7 +234,8 @@ class TritonBackend:
 
 
 def _heads_packed(x: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, dim] with its heads side by side, whatever the token stride; copied only if they are not."""
+    """x [T, heads, dim] with its heads side by side, whatever the token stride; copied only if they are
+    not."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 

@@ -1,20 +1,21 @@
-"""Paged decode attention in Triton: one query token a row, keys split over as many CTAs as the batch leaves idle.
+"""Paged decode attention in Triton: one query token a row, keys split over CTAs that would idle.
 
-Everything that depends on lengths is decided on the device, so a captured CUDA graph replays with any lengths.
+Everything that depends on lengths is decided on the device, so a CUDA graph replays with any lengths.
 
     context_lens ──decode_items_kernel──▶ chunk size, list of (row, chunk) items
                                                    │ one CTA an (item, KV head)
     row of 700 keys, chunk 256:                    ▼
-        |--- chunk 0 ---|--- chunk 1 ---|--- chunk 2 -|      each writes a normalised partial output and its base-2
-              CTA             CTA             CTA            log-sum-exp; the last to arrive merges them in chunk order
+        |--- chunk 0 ---|--- chunk 1 ---|--- chunk 2 -|   each writes a normalised partial output and its
+              CTA             CTA             CTA         base-2 log-sum-exp; the last to arrive merges
+                                                             them in chunk order
 
-The chunk size is tokens * KV heads / target CTAs, rounded up to a multiple of CHUNK_STEP, which bounds the number of
-items by rows + target // KV heads: grid and workspace are fixed. A row with a context of 0 (padding) gets one item
-and a zero output.
+The chunk size is tokens * KV heads / target CTAs, rounded up to a multiple of CHUNK_STEP, which bounds the
+number of items by rows + target // KV heads: grid and workspace are fixed. A row with a context of 0
+(padding) gets one item and a zero output.
 
-Invariants: a tile of keys never crosses a block (TILE divides block_size and CHUNK_STEP); keys past the chunk's end
-are never loaded, so whatever lies in unwritten cache rows (NaN too) cannot reach the result; partials are merged in a
-fixed order, so equal inputs give equal bits.
+Invariants: a tile of keys never crosses a block (TILE divides block_size and CHUNK_STEP); keys past the
+chunk's end are never loaded, so whatever lies in unwritten cache rows (NaN too) cannot reach the result;
+partials are merged in a fixed order, so equal inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def decode_items_kernel(
 ):
     """Program r writes row r's items, `row | chunk << 16`; meta = [number of items, keys a chunk].
 
-    Each program sums over all rows by itself, so none waits for another. MAX_CHUNKS >= TARGET // KV_HEADS + 1.
+    Each program sums over all rows by itself, so none waits for another. MAX_CHUNKS >= TARGET // KV_HEADS +
+    1.
     """
     row = tl.program_id(0)
     rows = tl.arange(0, BLOCK_ROWS)
@@ -59,7 +61,7 @@ def decode_items_kernel(
         tl.store(meta + 1, chunk)
 
 
-@triton.jit(do_not_specialize=["q_stride", "table_stride", "page_stride"])
+@triton.jit(do_not_specialize=["table_stride"])
 def decode_kernel(
     q,
     k_cache,
@@ -91,8 +93,8 @@ def decode_kernel(
     HEAD_DIM] with page_stride elements a page; out like q, contiguous.
 
     part_out float32 [items, KV_HEADS, GROUP_PAD, HEAD_DIM], part_lse float32 [items, KV_HEADS, GROUP_PAD];
-    arrived int32 [rows, KV_HEADS], zero before and after. Query heads of one KV head are consecutive and fill the
-    first GROUP of GROUP_TILE rows of the matrix product; GROUP_PAD is GROUP's next power of two.
+    arrived int32 [rows, KV_HEADS], zero before and after. Query heads of one KV head are consecutive and
+    fill the first GROUP of GROUP_TILE rows of the matrix product; GROUP_PAD is GROUP's next power of two.
     """
     pid = tl.program_id(0)
     item = pid // KV_HEADS

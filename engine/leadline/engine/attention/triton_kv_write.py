@@ -12,7 +12,7 @@ import triton.language as tl
 __all__ = ["write_kv"]
 
 
-@triton.jit(do_not_specialize=["k_stride", "v_stride", "page_stride"])
+@triton.jit
 def _write_kernel(
     k,
     v,
@@ -44,8 +44,8 @@ def write_kv(
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """k, v [T, heads, dim] (rows may be strided, as slices of a merged projection are); caches [blocks, block_size,
-    heads, dim]; slot_mapping int64 [T]."""
+    """k, v [T, heads, dim] (rows may be strided, as slices of a merged projection are); caches [blocks,
+    block_size, heads, dim]; slot_mapping int64 [T]."""
     tokens, heads, dim = k.shape
     if tokens == 0:
         return

@@ -1,13 +1,15 @@
 """Paged causal prefill attention in Triton: chunks of new tokens that stand at the end of their context.
 
 One CTA a (block of query tokens, query head). The list of query blocks is made on the device from the row
-boundaries, last block of a row first (it has the most keys), so nothing here depends on lengths the host knows.
+boundaries, last block of a row first (it has the most keys), so nothing here depends on lengths the host
+knows.
 
     keys of a row    |<------- all queries of the block see them ------->|<- diagonal and end ->|
                      0                                          full_end (multiple of TILE)    end
                      unmasked loop: every row is written                  masked loop
 
-Invariant: no key at or past the row's context length is loaded (NaN in unwritten cache rows cannot reach the result).
+Invariant: no key at or past the row's context length is loaded (NaN in unwritten cache rows cannot reach
+the result).
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def prefill_items_kernel(
 ):
     """Program i lists the query blocks of row first_row + i as `row | block << 16`; meta = [number of items].
 
-    Rows first_row .. first_row + num_rows - 1 are the chunks. At most (their tokens) // QUERIES + num_rows items.
+    Rows first_row .. first_row + num_rows - 1 are the chunks. At most (their tokens) // QUERIES + num_rows
+    items.
     """
     mine = tl.program_id(0)
     rows = tl.arange(0, BLOCK_ROWS)
@@ -72,7 +75,8 @@ def _tile(
     PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Fold keys [start, start + TILE) into the running softmax; MASKED cuts at `end` and at each query's position."""
+    """Fold keys [start, start + TILE) into the running softmax; MASKED cuts at `end` and at each query's
+    position."""
     lanes = tl.arange(0, TILE)
     dims = tl.arange(0, DIM_TILE)
     keys = start + lanes
@@ -108,7 +112,7 @@ def _tile(
     return new_peak, weight, acc
 
 
-@triton.jit(do_not_specialize=["q_stride", "table_stride", "page_stride"])
+@triton.jit(do_not_specialize=["table_stride"])
 def prefill_kernel(
     q,
     k_cache,
