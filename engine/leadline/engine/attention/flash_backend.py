@@ -36,9 +36,9 @@ class FlashBackend:
     def __init__(self, spec: AttentionSpec) -> None:
         if spec.block_size % _BLOCK_MULTIPLE:
             raise ConfigError(
-                f"attention_backend 'flash_attn' needs a block_size that is a multiple of "
-                f"{_BLOCK_MULTIPLE}: set block_size {_BLOCK_MULTIPLE} instead of {spec.block_size}, or attention_backend 'triton', "
-                "which takes 16 to 256"
+                f"attention_backend 'flash_attn' needs a block_size that is a multiple of {_BLOCK_MULTIPLE}: "
+                f"set block_size {_BLOCK_MULTIPLE} instead of {spec.block_size}, or attention_backend "
+                "'triton', which takes 16 to 256"
             )
         if spec.dtype not in (torch.float16, torch.bfloat16):
             raise ConfigError(
