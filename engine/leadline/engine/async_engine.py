@@ -1,12 +1,416 @@
-"""`AsyncEngine`: the engine for servers. This file starts as its contract; the implementation replaces the bodies.
+"""`AsyncEngine`: the engine for servers. Owns the core process, the tokenizer, and every request in flight.
 
     engine = await AsyncEngine.start(config)
     async for delta in engine.generate(prompt_token_ids, sampling, ...):
         ...
+    await engine.stop()
 
-Attributes a server may rely on: `config: EngineConfig`, `tokenizer: frontend.tokenizer.Tokenizer`,
-`model_config: models.config.ModelConfig`, `max_model_len: int`, `served_name: str`.
-Methods: `generate(...) -> AsyncIterator[OutputDelta]` (closing the iterator aborts the request), `abort(request_id)`,
-`stats() -> core.stats.EngineStats`, `reset_prefix_cache() -> bool`, `check_ready()` (raises EngineDead or returns the age of
-the loop's last heartbeat), `drain(timeout)`, `stop()`.
+Everything here runs in one event loop's thread:
+
+    generate ──validate──▶ OutputProcessor.add ──Add──▶ core process
+       ▲                                                    │ one Outputs message a step
+       └── deque of the request ◀── OutputProcessor.process ◀┘
+
+A request's deque is bounded by its own max_tokens, so a slow reader holds up nobody and costs no more
+memory than its answer. Closing the iterator (or cancelling the task inside it) aborts the request in the
+core.
 """
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from leadline.engine import wire
+from leadline.engine.config import EngineConfig
+from leadline.engine.core.stats import SchedulerStats
+from leadline.engine.core_client import DEFAULT_FACTORY, CoreClient
+from leadline.engine.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    EngineError,
+    LeadlineError,
+    QueueTimeout,
+)
+from leadline.engine.frontend.chat import ChatRenderer
+from leadline.engine.frontend.output_processor import OutputProcessor
+from leadline.engine.frontend.tokenizer import Tokenizer
+from leadline.engine.frontend.validation import RequestBuilder
+from leadline.engine.messages import CoreRequest, PriorityClass
+from leadline.engine.models.config import ModelConfig, load_model_config
+from leadline.engine.outputs import OutputDelta
+from leadline.engine.sampling_params import SamplingParams
+
+__all__ = ["AsyncEngine", "WarmupReport"]
+
+logger = logging.getLogger("leadline.engine")
+
+_INLINE_CHARACTERS = 16_384
+
+ProgressFn = Callable[[wire.Progress], None]
+
+
+@dataclass(slots=True)
+class WarmupReport:
+    prompts: int
+    prompt_tokens: int
+    cached_tokens: int
+    """Tokens that were in the cache already."""
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Texts:
+    """What the API process needs of a model folder."""
+
+    tokenizer: Tokenizer
+    renderer: ChatRenderer
+    model_config: ModelConfig
+
+    @classmethod
+    def load(cls, path: str) -> _Texts:
+        tokenizer = Tokenizer.load(path)
+        renderer = ChatRenderer(tokenizer.chat_templates, tokenizer.special_tokens)
+        return cls(tokenizer, renderer, load_model_config(path))
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One request between the core and its reader."""
+
+    request_id: str
+    children: list[str]
+    items: deque[OutputDelta] = field(default_factory=deque)
+    error: LeadlineError | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    open_choices: int = 1
+
+    def put(self, delta: OutputDelta) -> None:
+        self.items.append(delta)
+        self.news.set()
+
+    def fail(self, error: LeadlineError) -> None:
+        self.error = self.error or error
+        self.news.set()
+
+
+class AsyncEngine:
+    """See the module docstring. Attributes: config, tokenizer, model_config, builder, max_model_len,
+    served_name."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Use `AsyncEngine.start`."""
+        self.config = config
+        self.served_name = config.served_name or config.model
+        self.max_model_len = 0
+        self._client: CoreClient
+        self._processor: OutputProcessor
+        self._on_progress: ProgressFn | None = None
+        self._streams: dict[str, _Stream] = {}
+        self._owner: dict[str, _Stream] = {}
+        """Core request id → its stream."""
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        on_progress: ProgressFn | None = None,
+        log_level: str = "warning",
+        factory: str = DEFAULT_FACTORY,
+    ) -> AsyncEngine:
+        """Spawn the core process, load the model, and return once it takes requests.
+
+        Raises the core's own typed error: ConfigError, ModelNotFound, UnsupportedModel, OutOfMemory,
+        Unauthorized, or EngineDead when the process died. `factory` names another core for tests.
+        """
+        config.validate()
+        self = cls(config)
+        self._on_progress = on_progress
+        self._client = await CoreClient.start(
+            config, on_message=self._on_message, factory=factory, log_level=log_level
+        )
+        try:
+            path = await self._client.resolved
+            # The tokenizer loads while the core loads weights.
+            texts = await asyncio.to_thread(_Texts.load, path)
+            ready = await self._client.ready
+            self.tokenizer, self.renderer, self.model_config = (
+                texts.tokenizer,
+                texts.renderer,
+                texts.model_config,
+            )
+            self.max_model_len = ready.max_model_len
+            self.builder = RequestBuilder(
+                config,
+                self.model_config,
+                self.tokenizer,
+                ready.max_model_len,
+                ready.num_kv_blocks * config.block_size,
+            )
+            self._processor = OutputProcessor(self.tokenizer)
+            self._client.dead.add_done_callback(self._on_death)
+        except BaseException:
+            await self._client.stop()
+            raise
+        return self
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        add_special_tokens: bool = True,
+        priority_class: PriorityClass = "interactive",
+        queue_timeout: float | None = None,
+        deadline: float | None = None,
+        cache_salt: str = "",
+        resume_token_ids: Sequence[int] = (),
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """`prepare` and `run` in one."""
+        request = await self.prepare(
+            prompt,
+            sampling,
+            request_id=request_id,
+            add_special_tokens=add_special_tokens,
+            priority_class=priority_class,
+            queue_timeout=queue_timeout,
+            deadline=deadline,
+            cache_salt=cache_salt,
+            resume_token_ids=resume_token_ids,
+        )
+        async with contextlib.aclosing(self.run(request)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def prepare(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        add_special_tokens: bool = True,
+        priority_class: PriorityClass = "interactive",
+        queue_timeout: float | None = None,
+        deadline: float | None = None,
+        cache_salt: str = "",
+        resume_token_ids: Sequence[int] = (),
+    ) -> CoreRequest:
+        """Tokenize and check a request, in a thread where that takes long. Raises RequestError.
+
+        `queue_timeout` and `deadline` are seconds from now. `resume_token_ids` is output that an earlier
+        attempt (on another pod, say) already gave out: generation goes on behind it, drawing the same
+        numbers given the same seed.
+        """
+        arrival = time.monotonic()
+
+        def build() -> CoreRequest:
+            tokens: str | Sequence[int] = prompt
+            if resume_token_ids:
+                head = (
+                    self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+                )
+                tokens = [*head, *resume_token_ids]
+            return self.builder.build(
+                tokens,
+                sampling,
+                add_special_tokens=add_special_tokens,
+                request_id=request_id,
+                priority_class=priority_class,
+                arrival=arrival,
+                queue_timeout=queue_timeout,
+                deadline=None if deadline is None else arrival + deadline,
+                cache_salt=cache_salt,
+                num_resumed=len(resume_token_ids),
+            )
+
+        # A short text tokenizes in about a millisecond, less than the hop to a thread is worth; a grammar
+        # may take seconds to compile.
+        if len(prompt) > _INLINE_CHARACTERS or sampling.structured is not None:
+            return await asyncio.to_thread(build)
+        return build()
+
+    async def run(self, request: CoreRequest) -> AsyncGenerator[OutputDelta, None]:
+        """Deltas of a prepared request's choices as they come, until each has a finish_reason.
+
+        Raises QueueFull, QueueTimeout, DeadlineExceeded, RequestError (the core refused it) or EngineDead.
+        Closing the iterator, or cancelling the task that waits in it, aborts the request.
+        """
+        if self._draining:
+            raise EngineDead("the engine is shutting down")
+        self._client.check_alive()
+        children = self._processor.add(request)
+        stream = _Stream(
+            request.request_id, [child.request_id for child in children], open_choices=len(children)
+        )
+        self._streams[request.request_id] = stream
+        self._owner.update(dict.fromkeys(stream.children, stream))
+        self._idle.clear()
+        try:
+            self._client.send(wire.Add(children))
+            async with contextlib.aclosing(self._pump(stream)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            self._forget(stream)
+
+    async def warmup(self, prompts: Sequence[str | Sequence[int]], *, cache_salt: str = "") -> WarmupReport:
+        """Compute the KV of prompts (one greedy token each), so that later requests find it cached."""
+        began = time.monotonic()
+        gate = asyncio.Semaphore(max(1, self.config.max_concurrent_requests // 2))
+        sampling = SamplingParams(max_tokens=1, temperature=0.0)
+
+        async def one(prompt: str | Sequence[int]) -> tuple[int, int]:
+            async with gate:
+                tokens = cached = 0
+                async for delta in self.generate(
+                    prompt, sampling, priority_class="batch", cache_salt=cache_salt
+                ):
+                    tokens, cached = delta.num_prompt_tokens, delta.num_cached_tokens
+                return tokens, cached
+
+        tasks = [asyncio.ensure_future(one(prompt)) for prompt in prompts]
+        try:
+            counts = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return WarmupReport(
+            prompts=len(counts),
+            prompt_tokens=sum(tokens for tokens, _ in counts),
+            cached_tokens=sum(cached for _, cached in counts),
+            seconds=time.monotonic() - began,
+        )
+
+    @property
+    def dead(self) -> asyncio.Future[LeadlineError]:
+        """Resolves with the reason once the core process is gone unasked."""
+        return self._client.dead
+
+    @property
+    def core_pid(self) -> int:
+        return self._client.pid
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that somebody still reads."""
+        return len(self._streams)
+
+    def stats(self) -> SchedulerStats:
+        """The core's counters as of its last heartbeat (at most a step or half a second old)."""
+        stats = self._client.last_stats
+        if stats is None:
+            raise EngineDead("the engine core has not reported yet")
+        return stats
+
+    def check_ready(self) -> float:
+        """Age of the core loop's last heartbeat in seconds. Raises EngineDead when the core is gone or
+        leaving."""
+        self._client.check_alive()
+        return max(0.0, time.monotonic() - self._client.last_heartbeat)
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget all cached prefixes; returns the number of blocks dropped."""
+        return await self._client.reset_prefix_cache()
+
+    async def drain(self, seconds: float) -> int:
+        """Admit nothing more, wait up to `seconds` for running requests, abort the rest; returns how many."""
+        self._draining = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        left = list(self._streams.values())
+        for stream in left:
+            self._abort(stream)
+            stream.fail(EngineDead("the server shut down before the request finished"))
+        return len(left)
+
+    async def stop(self) -> None:
+        """End the core process and every request that is left. Safe to call twice."""
+        self._draining = True
+        for stream in list(self._streams.values()):
+            stream.fail(EngineDead("the engine is shutting down"))
+        await self._client.stop()
+
+    async def _pump(self, stream: _Stream) -> AsyncGenerator[OutputDelta, None]:
+        while stream.open_choices:
+            while stream.items:
+                delta = stream.items.popleft()
+                if delta.finish_reason is not None:
+                    stream.open_choices -= 1
+                    _raise_unless_finished(delta)
+                yield delta
+            if not stream.open_choices:
+                return
+            if stream.error is not None:
+                raise stream.error
+            stream.news.clear()
+            await stream.news.wait()
+
+    def _on_message(self, message: wire.FromCore) -> None:
+        match message:
+            case wire.Outputs(outputs):
+                aborts: list[str] = []
+                for output in outputs:
+                    deltas, to_abort = self._processor.process(output)
+                    aborts += to_abort
+                    for delta in deltas:
+                        stream = self._streams.get(delta.request_id)
+                        if stream is not None:
+                            stream.put(delta)
+                if aborts:
+                    self._send_abort(aborts)
+            case wire.Rejected(request_id, kind, text, param, code, retry_after):
+                stream = self._owner.get(request_id)
+                if stream is not None:
+                    stream.fail(
+                        wire.error_from_kind(kind, text, param=param, code=code, retry_after=retry_after)
+                    )
+            case wire.Progress():
+                if self._on_progress is not None:
+                    self._on_progress(message)
+
+    def _on_death(self, future: asyncio.Future[LeadlineError]) -> None:
+        if future.cancelled():
+            return
+        reason = future.result()
+        for stream in list(self._streams.values()):
+            stream.fail(EngineDead(f"the engine stopped while serving the request: {reason}"))
+
+    def _abort(self, stream: _Stream) -> None:
+        children = self._processor.abort(stream.request_id)
+        if children:
+            self._send_abort(children)
+
+    def _send_abort(self, request_ids: list[str]) -> None:
+        with contextlib.suppress(EngineDead):
+            self._client.send(wire.Abort(request_ids))
+
+    def _forget(self, stream: _Stream) -> None:
+        self._abort(stream)
+        self._streams.pop(stream.request_id, None)
+        for child in stream.children:
+            self._owner.pop(child, None)
+        if not self._streams:
+            self._idle.set()
+
+
+def _raise_unless_finished(delta: OutputDelta) -> None:
+    """Endings that are failures reach the caller as exceptions."""
+    match delta.finish_reason:
+        case "queue_timeout":
+            raise QueueTimeout(delta.error or "the request waited longer than its queue timeout")
+        case "deadline":
+            raise DeadlineExceeded(delta.error or "the request's deadline passed before it finished")
+        case "error":
+            raise EngineError(delta.error or "the engine failed while serving the request")
+        case "abort":
+            raise EngineError(delta.error or "the request was aborted")

@@ -1,0 +1,87 @@
+"""The console entry point: parses the command line, runs one subcommand, turns errors into one line and an
+exit code.
+
+Exit codes: 0 done, 1 failed (one line on standard error; LEADLINE_DEBUG=1 adds the traceback), 2 wrong
+usage, 130 interrupted. Nothing heavier than the settings is imported before a subcommand runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+# name → (module, one line of help). Each module offers `add_arguments(parser)` and `run(args) -> int`.
+_COMMANDS = {
+    "serve": ("leadline.cli.serve", "serve a model over the OpenAI API"),
+    "chat": ("leadline.cli.chat", "talk to a model: a running server's, or one started for the occasion"),
+    "warmup": ("leadline.cli.warmup", "put prompts into a running server's prefix cache"),
+    "model-path": ("leadline.cli.model_path", "get a model and print its local folder"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser(arguments)
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.print_help()
+        return 2
+    try:
+        return int(importlib.import_module(_COMMANDS[args.command][0]).run(args))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output left (`| head`). Point stdout elsewhere so that the interpreter's flush
+        # is quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if os.environ.get("LEADLINE_DEBUG") == "1":
+            raise
+        print(f"leadline: {_one_line(error)}", file=sys.stderr)
+        return 1
+
+
+def _parser(arguments: list[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="leadline", description="Serve large language models.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    for name, (module, summary) in _COMMANDS.items():
+        subparser = subparsers.add_parser(
+            name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
+        )
+        if name == chosen:
+            importlib.import_module(module).add_arguments(subparser)
+    return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"leadline {version('leadline')}")
+        except PackageNotFoundError:
+            print("leadline (not installed)")
+        parser.exit()
+
+
+def _one_line(error: Exception) -> str:
+    from leadline.engine.errors import LeadlineError
+
+    text = " ".join(str(error).split())
+    if isinstance(error, LeadlineError) or (isinstance(error, OSError) and text):
+        return text
+    return f"{type(error).__name__}: {text} (set LEADLINE_DEBUG=1 for the traceback)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""`leadline serve MODEL`: one engine behind the OpenAI API."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from leadline.cli.options import add_engine_options, engine_config
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="smollm2, hf://org/name[@revision], file:///path, or a path")
+    group = parser.add_argument_group("server settings")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    group.add_argument(
+        "--port", type=int, default=8000, help="port; 0 picks a free one and prints it (default: %(default)s)"
+    )
+    group.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="time that running requests get to finish after SIGTERM (default: %(default)s)",
+    )
+    group.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="how much to log (default: %(default)s)",
+    )
+    group.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="form of a log line (default: %(default)s)",
+    )
+    group.add_argument("--access-log", action="store_true", help="log every HTTP request")
+    group.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file with one accepted API key a line; without it no key is needed",
+    )
+    group.add_argument(
+        "--warmup-file",
+        type=Path,
+        metavar="FILE",
+        help="file with one prompt a line to put into the prefix cache before the server reports ready",
+    )
+    add_engine_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = engine_config(args.model, args)
+    from leadline.engine.errors import ConfigError
+    from leadline.engine.server import ServerSettings, serve
+
+    if not 0 <= args.port <= 65535:
+        raise ConfigError(f"port must lie between 0 and 65535, not {args.port}")
+    keys = _lines(args.api_key_file)
+    if args.api_key_file is not None and not keys:
+        raise ConfigError(f"api_key_file {str(args.api_key_file)!r} holds no key; write one a line")
+    settings = ServerSettings(
+        host=args.host,
+        port=args.port,
+        drain_timeout=args.drain_timeout,
+        log_level=args.log_level,
+        log_format=args.log_format,
+        access_log=args.access_log,
+        api_keys=keys,
+        warmup_prompts=_lines(args.warmup_file),
+    )
+    return serve(config, settings)
+
+
+def _lines(path: Path | None) -> tuple[str, ...]:
+    if path is None:
+        return ()
+    return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())

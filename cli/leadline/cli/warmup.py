@@ -1,0 +1,51 @@
+"""`leadline warmup`: put prompts into a running server's prefix cache, so that the first user does not pay
+for them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from leadline.cli.http import Server
+from leadline.engine.errors import ConfigError
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
+    parser.add_argument("--prompt", action="append", default=[], help="a prompt as raw text; may be repeated")
+    parser.add_argument(
+        "--system",
+        action="append",
+        default=[],
+        help="a system message, put through the chat template; may be repeated",
+    )
+    parser.add_argument("--file", type=Path, metavar="FILE", help="a file with one prompt a line")
+    parser.add_argument(
+        "--api-key", help="API key of the server (default: the environment variable LEADLINE_API_KEY)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    prompts = list(args.prompt)
+    if args.file is not None:
+        prompts += [line for line in args.file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not prompts and not args.system:
+        raise ConfigError("nothing to warm up: give --prompt, --system or --file")
+    server = Server(args.url, api_key=args.api_key or os.environ.get("LEADLINE_API_KEY"))
+    entries: list[Any] = list(prompts)
+    for text in args.system:
+        # Rendered by the server, whose template it is; without the opening of the answer, which differs per
+        # request.
+        messages = [{"role": "system", "content": text}]
+        body = {"messages": messages, "add_generation_prompt": False}
+        entries.append(server.post("/tokenize", body)["tokens"])
+    result = server.post("/admin/warmup", {"prompts": entries})
+    print(
+        f"{result['prompts']} prompts, {result['prompt_tokens']} tokens, of which {result['cached_tokens']} "
+        f"were cached already, in {result['seconds']:.1f} s"
+    )
+    return 0

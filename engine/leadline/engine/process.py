@@ -1,0 +1,225 @@
+"""The engine core in a process of its own: `python -m leadline.engine.process SOCKET_DIR`.
+
+Started by `core_client.CoreClient` as a fresh interpreter (never forked: torch threads and CUDA contexts do
+not survive a fork). It owns the EngineCore and its loop, and speaks `wire` messages over two ipc sockets in
+SOCKET_DIR.
+
+    loop:   has work  → drain the inbox without blocking, one step, one Outputs message
+            idle      → block on the inbox, at most one heartbeat long
+
+Its standard input is a pipe whose other end the parent holds and never writes to: end of file there means
+that the parent is gone, however it died, and the process leaves at once (a thread watches, so that a long
+step does not delay it). Unlike PR_SET_PDEATHSIG this does not depend on which of the parent's threads
+started us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import zmq
+
+from leadline.engine import wire
+from leadline.engine.config import EngineConfig
+from leadline.engine.core.stats import SchedulerStats
+from leadline.engine.errors import LeadlineError, OutOfMemory, RequestError
+from leadline.engine.messages import CoreOutput, CoreRequest
+
+__all__ = ["HEARTBEAT_SECONDS", "Core", "build_engine_core", "main"]
+
+logger = logging.getLogger("leadline.engine.core")
+
+HEARTBEAT_SECONDS = 0.5
+"""Longest time an idle loop waits before it says that it is alive."""
+
+Report = Callable[[wire.Progress | wire.Resolved], None]
+
+
+class Core(Protocol):
+    """What the loop needs of an engine core (`engine_core.EngineCore` is the real one)."""
+
+    max_model_len: int
+    num_kv_blocks: int
+
+    def add_request(self, request: CoreRequest) -> None: ...
+    def abort(self, request_id: str) -> None: ...
+    def has_work(self) -> bool: ...
+    def step(self) -> list[CoreOutput]: ...
+    def stats(self) -> SchedulerStats: ...
+    def reset_prefix_cache(self) -> int: ...
+
+
+def build_engine_core(config: EngineConfig, report: Report) -> Core:
+    """Resolve the model, load it, and build the real core. Heavy imports happen here, after the sockets are
+    up."""
+    raise NotImplementedError
+
+
+def main(argv: list[str] | None = None) -> int:
+    (directory,) = argv if argv is not None else sys.argv[1:]
+    # The parent alone decides when we stop: a Ctrl-C or a SIGTERM sent to the whole group must not cut a
+    # drain short.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, args=(directory,), daemon=True, name="parent-watch").start()
+
+    context = zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    for socket in (inbox, outbox):
+        # No high-water mark: what is in flight is bounded by max_queued_requests and max_tokens, and a loop
+        # that blocked on a slow reader would stall every other request.
+        socket.set_hwm(0)
+    inbox.bind(f"ipc://{directory}/in")
+    outbox.connect(f"ipc://{directory}/out")
+
+    def send(message: wire.FromCore) -> None:
+        outbox.send(wire.encode(message))
+
+    status = 1
+    try:
+        start = wire.decode_to_core(inbox.recv())
+        if not isinstance(start, wire.Start):
+            raise RuntimeError(f"expected Start as the first message, got {type(start).__name__}")
+        logging.basicConfig(
+            level=start.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+        module, _, name = start.factory.partition(":")
+        core: Core = getattr(importlib.import_module(module), name)(start.config, send)
+        _freeze_garbage()
+        send(wire.Ready(core.max_model_len, core.num_kv_blocks, core.stats()))
+        CoreLoop(core, inbox, send).run()
+        status = 0
+    except Exception as error:
+        _report_fatal(error, send)
+    finally:
+        outbox.close(linger=2000)
+        inbox.close(linger=0)
+        context.term()
+    return status
+
+
+class CoreLoop:
+    """Moves messages between the sockets and the core. Single-threaded; the core is touched from here
+    alone."""
+
+    def __init__(self, core: Core, inbox: Any, send: Callable[[wire.FromCore], None]) -> None:
+        self._core = core
+        self._inbox = inbox
+        self._send = send
+        self._running = True
+        self._next_heartbeat = 0.0
+        self._garbage = False
+
+    def run(self) -> None:
+        core = self._core
+        while True:
+            busy = core.has_work()
+            if not busy:
+                self._collect_when_idle()
+                self._inbox.poll(HEARTBEAT_SECONDS * 1000)
+            self._drain_inbox()
+            if not self._running:
+                return
+            if core.has_work():
+                outputs = core.step()
+                if outputs:
+                    self._garbage = True
+                    self._send(wire.Outputs(outputs))
+            now = time.monotonic()
+            # A loop that has just gone idle says so at once, so that gauges do not show a stale "running".
+            if now >= self._next_heartbeat or (busy and not core.has_work()):
+                self._next_heartbeat = now + HEARTBEAT_SECONDS
+                self._send(wire.Heartbeat(now, core.stats()))
+
+    def _drain_inbox(self) -> None:
+        while self._running:
+            try:
+                frame = self._inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._handle(wire.decode_to_core(frame))
+
+    def _handle(self, message: wire.ToCore) -> None:
+        match message:
+            case wire.Add(requests):
+                for request in requests:
+                    self._add(request)
+            case wire.Abort(request_ids):
+                for request_id in request_ids:
+                    self._core.abort(request_id)
+            case wire.ResetPrefixCache(call_id):
+                self._send(wire.Reply(call_id, self._core.reset_prefix_cache()))
+            case wire.Shutdown():
+                self._running = False
+            case wire.Start():
+                raise RuntimeError("Start sent twice")
+
+    def _add(self, request: CoreRequest) -> None:
+        try:
+            self._core.add_request(request)
+        except RequestError as error:
+            self._send(
+                wire.Rejected(
+                    request.request_id,
+                    type(error).__name__,
+                    error.message,
+                    error.param,
+                    error.code,
+                    getattr(error, "retry_after", None),
+                )
+            )
+
+    def _collect_when_idle(self) -> None:
+        if self._garbage:
+            self._garbage = False
+            gc.collect()
+
+
+def _freeze_garbage() -> None:
+    """Take everything alive now (model, tables) out of the collector's sight and keep full collections out
+    of the loop: with thousands of live requests one costs 100 ms and more. `CoreLoop` collects when it is
+    idle."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 1_000_000)
+
+
+def _report_fatal(error: Exception, send: Callable[[wire.FromCore], None]) -> None:
+    if isinstance(error, LeadlineError):
+        logger.debug("engine core refused to start", exc_info=error)
+        kind, message = type(error).__name__, str(error)
+    elif type(error).__name__ == "OutOfMemoryError":
+        logger.error("engine core ran out of device memory", exc_info=error)
+        first_line = (str(error).splitlines() or [""])[0]
+        kind = OutOfMemory.__name__
+        message = (
+            f"{first_line} Lower max_model_len, max_num_batched_tokens, max_concurrent_requests or "
+            f"gpu_memory_utilization, or raise tensor_parallel."
+        )
+    else:
+        logger.error("engine core failed", exc_info=error)
+        kind, message = type(error).__name__, str(error)
+    with contextlib.suppress(Exception):
+        send(wire.Fatal(kind, message))
+
+
+def _exit_with_parent(directory: str) -> None:
+    while os.read(0, 4096):
+        pass
+    shutil.rmtree(directory, ignore_errors=True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

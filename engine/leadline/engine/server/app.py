@@ -1,0 +1,108 @@
+"""The FastAPI application: which path leads to which handler, and what every answer has in common.
+
+Every error a client sees has the OpenAI shape, those of the router (404, 405) included. A handler takes
+(request, state) and returns a response or raises; `_endpoint` is the one place where exceptions become
+answers.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from leadline.engine.async_engine import AsyncEngine
+from leadline.engine.server import chat, completions, service
+from leadline.engine.server.generation import log_failure
+from leadline.engine.server.http import ApiError, ClientGone, api_error, error_response
+from leadline.engine.server.metrics import Metrics
+from leadline.engine.server.openapi import document
+from leadline.engine.server.settings import ServerSettings
+from leadline.engine.server.state import Phase, ServerState
+
+__all__ = ["create_app"]
+
+logger = logging.getLogger("leadline.engine.server")
+
+Handler = Callable[[Request, ServerState], Awaitable[Response]]
+
+_OPEN_ROUTES: list[tuple[str, str, Handler]] = [
+    ("GET", "/health", service.health),
+    ("GET", "/ready", service.ready),
+    ("GET", "/metrics", service.metrics),
+    ("GET", "/version", service.version),
+]
+_KEYED_ROUTES: list[tuple[str, str, Handler]] = [
+    ("POST", "/v1/chat/completions", chat.create),
+    ("POST", "/v1/completions", completions.create),
+    ("GET", "/v1/models", service.models),
+    ("POST", "/tokenize", service.tokenize),
+    ("POST", "/detokenize", service.detokenize),
+    ("POST", "/admin/reset_prefix_cache", service.reset_prefix_cache),
+    ("POST", "/admin/warmup", service.warmup),
+]
+
+
+def create_app(engine: AsyncEngine | None, settings: ServerSettings) -> FastAPI:
+    """The application over `engine`; with None it answers 503 until `app.state.server` is given one."""
+    app = FastAPI(title="Leadline engine", docs_url="/docs", redoc_url=None)
+    state = ServerState(settings, Metrics(lambda: state.core_state()), engine)
+    if engine is not None:
+        state.phase, state.detail = Phase.SERVING, "ready"
+    app.state.server = state
+    app.openapi = document  # type: ignore[method-assign]
+    for routes, keyed in ((_OPEN_ROUTES, False), (_KEYED_ROUTES, bool(settings.api_keys))):
+        for method, path, handler in routes:
+            app.add_api_route(
+                path,
+                _endpoint(handler, state, keyed),
+                methods=[method],
+                response_model=None,
+                include_in_schema=False,
+            )
+
+    @app.exception_handler(HTTPException)
+    async def router_error(request: Request, error: HTTPException) -> Response:
+        what = {404: "no such path", 405: f"{request.method} is not a method of this path"}
+        message = f"{what.get(error.status_code, error.detail)}: {request.url.path}"
+        kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+        return error_response(
+            ApiError(error.status_code, message, type=kind, headers=dict(error.headers or {}))
+        )
+
+    return app
+
+
+def _endpoint(handler: Handler, state: ServerState, keyed: bool) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            if keyed:
+                _check_key(request, state.settings.api_keys)
+            return await handler(request, state)
+        except ClientGone:
+            return Response(status_code=499)  # goes nowhere
+        except Exception as error:
+            answer = api_error(error)
+            if answer.code in ("internal_error", "engine_dead"):
+                log_failure(error, answer)
+            return error_response(answer)
+
+    return endpoint
+
+
+def _check_key(request: Request, keys: tuple[str, ...]) -> None:
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    # Every key is compared, in constant time each, so that timing tells nothing.
+    matches = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
+    if scheme.lower() != "bearer" or not any(matches):
+        raise ApiError(
+            401,
+            "a valid API key is needed: Authorization: Bearer KEY",
+            type="authentication_error",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )

@@ -1,0 +1,244 @@
+"""`POST /v1/chat/completions`: template, tools, n choices, streaming.
+
+A streamed choice is: a chunk with the role, content and tool calls as they become final, a chunk with the
+finish reason; then, if asked for, one chunk with the usage of the whole request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+from fastapi import Request
+from msgspec import UNSET
+from starlette.responses import Response
+
+from leadline.engine.async_engine import AsyncEngine
+from leadline.engine.frontend.tool_schema import ToolPlan, plan_tools
+from leadline.engine.frontend.tools import (
+    ForcedCallParser,
+    ParsedText,
+    ToolParser,
+    detect_tool_format,
+    make_tool_parser,
+)
+from leadline.engine.frontend.tools import ToolCall as ParsedCall
+from leadline.engine.messages import CoreRequest, TokenLogprobs
+from leadline.engine.outputs import OutputDelta
+from leadline.engine.server.generation import (
+    UsageCounter,
+    created_now,
+    finish_of,
+    guarded,
+    new_id,
+    streaming_response,
+)
+from leadline.engine.server.http import JSONBytes, read_body, sse, until_disconnect
+from leadline.engine.server.logprobs import chat_logprobs
+from leadline.engine.server.metrics import RequestTimer
+from leadline.engine.server.params import chat_sampling, extras
+from leadline.engine.server.prompts import check_model, render_chat
+from leadline.engine.server.state import ServerState
+from leadline.protocol.openai.chat import ChatCompletionRequest, FunctionCall, ToolCall
+from leadline.protocol.openai.responses import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatLogprobs,
+    ChatResponseMessage,
+    FunctionCallDelta,
+    ToolCallDelta,
+)
+
+__all__ = ["create"]
+
+
+async def create(request: Request, state: ServerState) -> Response:
+    body = await read_body(request, ChatCompletionRequest, state.settings.max_body_bytes)
+    engine = state.admit()
+    timer = RequestTimer(state.metrics, "chat")
+    try:
+        answer = await _prepare(body, engine)
+    except BaseException as error:
+        with timer:
+            raise error
+    if body.stream:
+        return await streaming_response(request, guarded(answer.events(timer), timer))
+    with timer:
+        return JSONBytes(await until_disconnect(request, answer.whole(timer)))
+
+
+async def _prepare(body: ChatCompletionRequest, engine: AsyncEngine) -> _Answer:
+    check_model(body.model, engine)
+    plan = plan_tools(
+        msgspec.to_builtins(body.tools) if body.tools else None,
+        msgspec.to_builtins(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+    )
+    sampling = engine.builder.sampling_params(chat_sampling(body, plan.constraint))
+    text = await render_chat(
+        body.messages,
+        engine,
+        tools=body.tools if plan.tools else None,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        template_kwargs=body.chat_template_kwargs,
+    )
+    request = await engine.prepare(
+        text, sampling, request_id=new_id("chatcmpl"), add_special_tokens=False, **extras(body)
+    )
+    return _Answer(body, engine, plan, request)
+
+
+@dataclass(slots=True)
+class _Choice:
+    parser: ToolParser | None
+    texts: list[str] = field(default_factory=list)
+    calls: list[ParsedCall] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    last: OutputDelta | None = None
+
+
+class _Answer:
+    """One HTTP request: how the deltas of its choices become an answer or chunks of one."""
+
+    def __init__(
+        self,
+        body: ChatCompletionRequest,
+        engine: AsyncEngine,
+        plan: ToolPlan,
+        request: CoreRequest,
+    ) -> None:
+        self._body = body
+        self._engine = engine
+        self._plan = plan
+        self._request = request
+        self._id = request.request_id
+        self._created = created_now()
+        self._usage = UsageCounter()
+        self._choices = [_Choice(self._parser()) for _ in range(request.sampling.n)]
+
+    async def whole(self, timer: RequestTimer) -> ChatCompletion:
+        async with aclosing(self._engine.run(self._request)) as deltas:
+            async for delta in deltas:
+                self._observe(delta, timer)
+                choice = self._choices[delta.index]
+                parsed = self._parse(choice, delta)
+                choice.texts.append(parsed.content)
+                choice.token_ids += delta.token_ids
+                choice.logprobs += delta.logprobs or []
+        timer.finish(finish_of([choice.last for choice in self._choices]))
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._engine.served_name,
+            choices=[self._finished(index, choice) for index, choice in enumerate(self._choices)],
+            usage=self._usage.usage(),
+        )
+
+    async def events(self, timer: RequestTimer) -> AsyncGenerator[bytes, None]:
+        options = self._body.stream_options
+        with_usage = options is not None and bool(options.include_usage)
+        # A null usage in every chunk but the last is how OpenAI says that one is coming.
+        envelope = ChatCompletionChunk(
+            id=self._id,
+            created=self._created,
+            model=self._engine.served_name,
+            choices=[],
+            usage=None if with_usage else UNSET,
+        )
+        async with aclosing(self._engine.run(self._request)) as deltas:
+            async for delta in deltas:
+                first = self._choices[delta.index].last is None
+                self._observe(delta, timer)
+                for part in self._chunks(delta, first):
+                    envelope.choices = [part]
+                    yield sse(envelope)
+        timer.finish(finish_of([choice.last for choice in self._choices]))
+        if with_usage:
+            envelope.choices, envelope.usage = [], self._usage.usage()
+            yield sse(envelope)
+
+    def _observe(self, delta: OutputDelta, timer: RequestTimer) -> None:
+        timer.delta(delta)
+        self._usage.add(delta)
+        self._choices[delta.index].last = delta
+
+    def _parser(self) -> ToolParser | None:
+        plan = self._plan
+        if not plan.parse:
+            return None
+        if plan.constraint is not None:
+            return ForcedCallParser(plan.named)
+        source = self._engine.renderer.source_for(tools=True)
+        return make_tool_parser(detect_tool_format(source, self._engine.model_config.family), plan.names)
+
+    def _parse(self, choice: _Choice, delta: OutputDelta) -> ParsedText:
+        """What of a delta is content, and which calls it completes."""
+        parser = choice.parser
+        if parser is None:
+            return ParsedText(delta.text)
+        parsed = parser.push(delta.text)
+        if delta.finish_reason is not None:
+            tail = parser.finish()
+            parsed = ParsedText(parsed.content + tail.content, parsed.calls + tail.calls)
+        if self._body.parallel_tool_calls is False:
+            parsed.calls = [] if choice.calls else parsed.calls[:1]
+        choice.calls += parsed.calls
+        return parsed
+
+    def _finished(self, index: int, choice: _Choice) -> ChatChoice:
+        assert choice.last is not None
+        text = "".join(choice.texts)
+        message = ChatResponseMessage(content=text if text or not choice.calls else None)
+        if choice.calls:
+            message.tool_calls = [
+                ToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
+                for call in choice.calls
+            ]
+        result = ChatChoice(index=index, message=message, finish_reason=_finish(choice, choice.last))
+        result.logprobs = self._logprobs(choice.logprobs)
+        if choice.last.stop_reason is not None:
+            result.stop_reason = choice.last.stop_reason
+        if self._body.return_token_ids:
+            result.token_ids = choice.token_ids
+        return result
+
+    def _chunks(self, delta: OutputDelta, first: bool) -> Iterator[ChatChunkChoice]:
+        choice, index = self._choices[delta.index], delta.index
+        parsed = self._parse(choice, delta)
+        if first:
+            yield ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
+        logprobs = self._logprobs(delta.logprobs or [])
+        wants_ids = bool(self._body.return_token_ids) and bool(delta.token_ids)
+        if parsed.content or wants_ids or (logprobs is not None and logprobs.content):
+            chunk = ChatChunkChoice(index=index, delta=ChatDelta(content=parsed.content), logprobs=logprobs)
+            if wants_ids:
+                chunk.token_ids = delta.token_ids
+            yield chunk
+        for call in parsed.calls:
+            function = FunctionCallDelta(name=call.name, arguments=call.arguments)
+            part = ToolCallDelta(index=call.index, id=call.id, type="function", function=function)
+            yield ChatChunkChoice(index=index, delta=ChatDelta(tool_calls=[part]))
+        if delta.finish_reason is not None:
+            last = ChatChunkChoice(index=index, delta=ChatDelta(), finish_reason=_finish(choice, delta))
+            if delta.stop_reason is not None:
+                last.stop_reason = delta.stop_reason
+            yield last
+
+    def _logprobs(self, entries: list[TokenLogprobs]) -> ChatLogprobs | None:
+        if not self._body.logprobs:
+            return None
+        return chat_logprobs(entries, self._body.top_logprobs or 0, self._engine.tokenizer)
+
+
+def _finish(choice: _Choice, last: OutputDelta) -> str:
+    """A choice that made calls ended for them, unless it was cut short."""
+    if choice.calls and last.finish_reason == "stop":
+        return "tool_calls"
+    return last.finish_reason or "stop"

@@ -1,0 +1,264 @@
+"""`POST /v1/completions`: one or more prompts, n choices each, echo, logprobs, best_of.
+
+Choice c of prompt p is number p * n + c of the answer, as OpenAI orders them. Every prompt is a request of
+its own to the engine; their deltas are merged as they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from fastapi import Request
+from msgspec import UNSET
+from starlette.responses import Response
+
+from leadline.engine.async_engine import AsyncEngine
+from leadline.engine.errors import RequestError
+from leadline.engine.messages import CoreRequest, TokenLogprobs
+from leadline.engine.outputs import OutputDelta
+from leadline.engine.server.generation import (
+    UsageCounter,
+    created_now,
+    finish_of,
+    guarded,
+    merge,
+    new_id,
+    streaming_response,
+)
+from leadline.engine.server.http import JSONBytes, read_body, sse, until_disconnect
+from leadline.engine.server.logprobs import CompletionLogprobsBuilder, prompt_logprobs
+from leadline.engine.server.metrics import RequestTimer
+from leadline.engine.server.params import completion_sampling, extras
+from leadline.engine.server.prompts import check_model
+from leadline.engine.server.state import ServerState
+from leadline.protocol.openai.completion import CompletionRequest
+from leadline.protocol.openai.responses import Completion, CompletionChoice, CompletionLogprobs
+
+__all__ = ["create"]
+
+_MAX_PROMPTS = 2048
+
+
+async def create(request: Request, state: ServerState) -> Response:
+    body = await read_body(request, CompletionRequest, state.settings.max_body_bytes)
+    engine = state.admit()
+    timer = RequestTimer(state.metrics, "completions")
+    try:
+        answer = await _prepare(body, engine)
+    except BaseException as error:
+        with timer:
+            raise error
+    if body.stream:
+        return await streaming_response(request, guarded(answer.events(timer), timer))
+    with timer:
+        return JSONBytes(await until_disconnect(request, answer.whole(timer)))
+
+
+async def _prepare(body: CompletionRequest, engine: AsyncEngine) -> _Answer:
+    check_model(body.model, engine)
+    sampling = engine.builder.sampling_params(completion_sampling(body))
+    prompts = body.prompts()
+    if len(prompts) > _MAX_PROMPTS:
+        raise RequestError(f"prompt holds {len(prompts)} prompts, more than {_MAX_PROMPTS}", param="prompt")
+    if body.resume_token_ids and len(prompts) > 1:
+        raise RequestError("resume_token_ids goes with a single prompt", param="resume_token_ids")
+    if body.echo and body.stream and body.logprobs is not None and (body.n or 1) > 1:
+        raise RequestError("echo with logprobs and n above 1 cannot be streamed", param="echo")
+    answer_id = new_id("cmpl")
+    requests = [
+        await engine.prepare(
+            prompt,
+            sampling,
+            request_id=f"{answer_id}-{index}",
+            add_special_tokens=body.add_special_tokens is not False,
+            **extras(body),
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+    return _Answer(body, engine, answer_id, prompts, requests)
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What a choice of the answer has been given so far."""
+
+    logprobs: CompletionLogprobsBuilder | None = None
+    echo_text: str = ""
+    """Prompt to put in front of the first chunk."""
+    echo_ids: list[int] | None = None
+    texts: list[str] = field(default_factory=list)
+    columns: list[CompletionLogprobs] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    score: float = 0.0
+    last: OutputDelta | None = None
+
+
+class _Answer:
+    """One HTTP request: its engine requests, and how their deltas become an answer or chunks of one."""
+
+    def __init__(
+        self,
+        body: CompletionRequest,
+        engine: AsyncEngine,
+        answer_id: str,
+        prompts: list[str | list[int]],
+        requests: list[CoreRequest],
+    ) -> None:
+        self._body = body
+        self._engine = engine
+        self._requests = requests
+        self._n = requests[0].sampling.n
+        self._id = answer_id
+        self._created = created_now()
+        self._usage = UsageCounter()
+        self._score_only = body.max_tokens == 0
+        self._prompt_rows: list[list[TokenLogprobs] | None] = [None] * len(requests)
+        self._choices = [
+            [self._new_choice(prompt, request) for _ in range(self._n)]
+            for prompt, request in zip(prompts, requests, strict=True)
+        ]
+
+    def _new_choice(self, prompt: str | list[int], request: CoreRequest) -> _Choice:
+        body, tokenizer = self._body, self._engine.tokenizer
+        choice = _Choice()
+        if body.logprobs is not None:
+            choice.logprobs = CompletionLogprobsBuilder(body.logprobs, tokenizer)
+        if body.echo:
+            choice.echo_ids = request.prompt_token_ids[: len(request.prompt_token_ids) - request.num_resumed]
+            choice.echo_text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+        return choice
+
+    async def whole(self, timer: RequestTimer) -> Completion:
+        async with aclosing(self._deltas()) as deltas:
+            async for prompt, delta in deltas:
+                timer.delta(delta)
+                self._usage.add(delta)
+                if delta.prompt_logprobs is not None:
+                    self._prompt_rows[prompt] = delta.prompt_logprobs
+                self._collect(prompt, delta)
+        timer.finish(finish_of([c.last for group in self._choices for c in group]))
+        n = self._body.n or 1
+        choices = []
+        for prompt, group in enumerate(self._choices):
+            best = sorted(group, key=lambda choice: -choice.score)[:n] if len(group) > n else group
+            for rank, choice in enumerate(best):
+                choices.append(self._finished(prompt, prompt * n + rank, choice))
+        return self._envelope(choices, usage=True)
+
+    async def events(self, timer: RequestTimer) -> AsyncGenerator[bytes, None]:
+        body = self._body
+        last: list[OutputDelta | None] = []
+        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        async with aclosing(self._deltas()) as deltas:
+            async for prompt, delta in deltas:
+                timer.delta(delta)
+                self._usage.add(delta)
+                if delta.finish_reason is not None:
+                    last.append(delta)
+                if delta.prompt_logprobs is not None:
+                    self._prompt_rows[prompt] = delta.prompt_logprobs
+                choice = self._choices[prompt][delta.index]
+                chunk = self._chunk(prompt, choice, delta)
+                if chunk is not None:
+                    answer = self._envelope([chunk], usage=False)
+                    if with_usage:
+                        answer.usage = None
+                    yield sse(answer)
+        timer.finish(finish_of(last))
+        if with_usage:
+            yield sse(self._envelope([], usage=True))
+
+    def _deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
+        return merge([self._engine.run(request) for request in self._requests])
+
+    def _collect(self, prompt: int, delta: OutputDelta) -> None:
+        choice = self._choices[prompt][delta.index]
+        choice.last = delta
+        choice.texts.append(delta.text)
+        choice.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            choice.score += sum(entry.logprob for entry in delta.logprobs)
+            if choice.logprobs is not None and not self._score_only:
+                if not choice.columns and (echoed := self._echo_columns(prompt, choice)):
+                    choice.columns.append(echoed)
+                choice.columns.append(choice.logprobs.output(delta.logprobs))
+
+    def _echo_columns(self, prompt: int, choice: _Choice) -> CompletionLogprobs | None:
+        rows = self._prompt_rows[prompt]
+        if choice.logprobs is None or choice.echo_ids is None:
+            return None
+        return choice.logprobs.prompt(choice.echo_ids, rows or [])
+
+    def _finished(self, prompt: int, index: int, choice: _Choice) -> CompletionChoice:
+        assert choice.last is not None
+        columns = choice.columns
+        if choice.logprobs is not None and self._score_only:
+            echoed = self._echo_columns(prompt, choice)
+            columns = [echoed] if echoed is not None else []
+        result = CompletionChoice(
+            index=index,
+            text=choice.echo_text + ("" if self._score_only else "".join(choice.texts)),
+            logprobs=_concatenated(columns) if choice.logprobs is not None else None,
+            finish_reason="length" if self._score_only else choice.last.finish_reason,
+        )
+        self._extend(result, prompt, choice.token_ids, choice.last)
+        return result
+
+    def _chunk(self, prompt: int, choice: _Choice, delta: OutputDelta) -> CompletionChoice | None:
+        first = choice.last is None
+        choice.last = delta
+        text = "" if self._score_only else delta.text
+        columns = []
+        if first:
+            text = choice.echo_text + text
+            if (echoed := self._echo_columns(prompt, choice)) is not None:
+                columns.append(echoed)
+        if choice.logprobs is not None and delta.logprobs and not self._score_only:
+            columns.append(choice.logprobs.output(delta.logprobs))
+        wants_ids = bool(self._body.return_token_ids) and delta.token_ids
+        if not (text or first or columns or wants_ids or delta.finish_reason):
+            return None
+        chunk = CompletionChoice(
+            index=prompt * self._n + delta.index,
+            text=text,
+            logprobs=_concatenated(columns) if columns else None,
+            finish_reason="length" if self._score_only and delta.finish_reason else delta.finish_reason,
+        )
+        self._extend(chunk, prompt, delta.token_ids, delta)
+        return chunk
+
+    def _extend(
+        self, choice: CompletionChoice, prompt: int, token_ids: list[int], delta: OutputDelta
+    ) -> None:
+        """Fill in the fields that are ours, where the request asked for them or they say something."""
+        if self._body.return_token_ids:
+            choice.token_ids = [] if self._score_only else token_ids
+        if delta.stop_reason is not None and not self._score_only:
+            choice.stop_reason = delta.stop_reason
+        rows = self._prompt_rows[prompt]
+        if self._body.prompt_logprobs is not None and rows is not None and delta.finish_reason is not None:
+            choice.prompt_logprobs = prompt_logprobs(rows, self._body.prompt_logprobs, self._engine.tokenizer)
+
+    def _envelope(self, choices: list[CompletionChoice], *, usage: bool) -> Completion:
+        return Completion(
+            id=self._id,
+            created=self._created,
+            model=self._engine.served_name,
+            choices=choices,
+            usage=self._usage.usage(no_output=self._score_only) if usage else UNSET,
+        )
+
+
+def _concatenated(parts: list[CompletionLogprobs]) -> CompletionLogprobs:
+    if len(parts) == 1:
+        return parts[0]
+    whole = CompletionLogprobs(top_logprobs=[])
+    assert whole.top_logprobs is not None
+    for part in parts:
+        whole.text_offset += part.text_offset
+        whole.token_logprobs += part.token_logprobs
+        whole.tokens += part.tokens
+        whole.top_logprobs += part.top_logprobs or []
+    return whole

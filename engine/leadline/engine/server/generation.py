@@ -1,0 +1,145 @@
+"""What both generation endpoints do with a running request: first delta before headers, merging, errors,
+usage."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from fastapi import Request
+from starlette.responses import Response
+
+from leadline.engine.outputs import OutputDelta
+from leadline.engine.server.http import ApiError, EventStream, api_error, sse, until_disconnect
+from leadline.engine.server.metrics import RequestTimer, outcome_of
+from leadline.protocol.openai.common import PromptTokensDetails, Usage
+
+__all__ = ["UsageCounter", "created_now", "finish_of", "guarded", "merge", "new_id", "streaming_response"]
+
+logger = logging.getLogger("leadline.engine.server")
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def created_now() -> int:
+    return int(time.time())
+
+
+@dataclass(slots=True)
+class UsageCounter:
+    """Tokens of one HTTP request: of all its prompts and all their choices."""
+
+    _prompts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _outputs: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def add(self, delta: OutputDelta) -> None:
+        # The choices of one prompt share it; the first one admitted says how much of it was cached.
+        if delta.request_id not in self._prompts or delta.index == 0:
+            self._prompts[delta.request_id] = (delta.num_prompt_tokens, delta.num_cached_tokens)
+        self._outputs[delta.request_id, delta.index] = delta.num_output_tokens
+
+    def usage(self, *, no_output: bool = False) -> Usage:
+        prompt = sum(tokens for tokens, _ in self._prompts.values())
+        output = 0 if no_output else sum(self._outputs.values())
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=output,
+            total_tokens=prompt + output,
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=sum(cached for _, cached in self._prompts.values())
+            ),
+        )
+
+
+def finish_of(last: list[OutputDelta | None]) -> str:
+    """The outcome label of a request that ended well: "length" if any of its choices ran into a limit."""
+    return (
+        "length" if any(delta is not None and delta.finish_reason == "length" for delta in last) else "stop"
+    )
+
+
+async def merge(
+    streams: list[AsyncGenerator[OutputDelta, None]],
+) -> AsyncGenerator[tuple[int, OutputDelta], None]:
+    """Deltas of several requests as they come, each with its stream's index. Closing it closes them all."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for delta in only:
+                yield 0, delta
+        return
+    queue: asyncio.Queue[tuple[int, OutputDelta | BaseException | None]] = asyncio.Queue()
+
+    async def pump(index: int, stream: AsyncGenerator[OutputDelta, None]) -> None:
+        try:
+            async with aclosing(stream) as items:
+                async for delta in items:
+                    queue.put_nowait((index, delta))
+            queue.put_nowait((index, None))
+        except Exception as error:
+            queue.put_nowait((index, error))
+
+    tasks = [asyncio.ensure_future(pump(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        running = len(tasks)
+        while running:
+            index, item = await queue.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def guarded(events: AsyncIterator[bytes], timer: RequestTimer) -> AsyncGenerator[bytes, None]:
+    """Observe the request once, and turn an error after the first event into an event of its own: the
+    status line is long gone by then. An error before it is raised, to become an HTTP status."""
+    with timer:
+        started = False
+        try:
+            async for event in events:
+                yield event
+                started = True
+            yield sse(b"[DONE]")
+        except Exception as error:
+            if not started:
+                raise
+            answer = api_error(error)
+            if answer.status >= 500:
+                log_failure(error, answer)
+            timer.finish(outcome_of(error))
+            yield sse(answer.body())
+
+
+async def streaming_response(request: Request, events: AsyncGenerator[bytes, None]) -> Response:
+    """Wait for the first event (queue full, timeouts and bad requests are real statuses), then stream."""
+    try:
+        first = await until_disconnect(request, anext(events))
+    except BaseException:
+        await events.aclose()
+        raise
+    return EventStream(_chain(first, events))
+
+
+async def _chain(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(rest):
+        yield first
+        async for event in rest:
+            yield event
+
+
+def log_failure(error: BaseException, answer: ApiError) -> None:
+    """One line for what we expect to go wrong (the core died), a traceback for what we do not."""
+    unexpected = answer.code == "internal_error"
+    logger.error("request failed: %s", error, exc_info=error if unexpected else None)

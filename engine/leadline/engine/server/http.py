@@ -1,0 +1,187 @@
+"""Bodies in, responses out: everything of the server that knows HTTP but no model.
+
+Bodies are decoded by msgspec straight into the protocol's types; what a client can get wrong becomes an
+`ApiError` (an OpenAI-shaped error with its status). Long answers are raced against the client's disconnect,
+because nothing else tells an ASGI handler that nobody waits for it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from leadline.engine.errors import EngineDead, RequestError
+from leadline.protocol.errors import encode_error
+from leadline.protocol.openai import InvalidBody, decode_body
+
+__all__ = [
+    "ApiError",
+    "ClientGone",
+    "EventStream",
+    "JSONBytes",
+    "api_error",
+    "error_response",
+    "read_body",
+    "sse",
+    "until_disconnect",
+]
+
+T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
+
+
+class ApiError(Exception):
+    """An answer that is an error, in the OpenAI shape."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        return encode_error(self.message, type=self.type, param=self.param, code=self.code)
+
+
+class ClientGone(Exception):
+    """The client closed the connection; there is nobody to answer."""
+
+
+class JSONBytes(Response):
+    """A JSON answer encoded by msgspec."""
+
+    media_type = "application/json"
+
+    def __init__(self, content: Any, status_code: int = 200, headers: dict[str, str] | None = None) -> None:
+        super().__init__(_encode(content), status_code, headers)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """Translate what the engine raises into an answer. Anything unknown is ours: 500 without details."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestError):
+        headers = {}
+        retry_after = getattr(error, "retry_after", None)
+        if retry_after is not None:
+            headers["Retry-After"] = str(max(1, round(retry_after)))
+        return ApiError(
+            error.status, error.message, type=error.type, param=error.param, code=error.code, headers=headers
+        )
+    if isinstance(error, EngineDead):
+        return ApiError(
+            503, str(error), type="server_error", code="engine_dead", headers={"Retry-After": "5"}
+        )
+    return ApiError(
+        500, "internal error; the server's log says more", type="server_error", code="internal_error"
+    )
+
+
+def error_response(error: ApiError) -> Response:
+    return Response(error.body(), error.status, error.headers, media_type="application/json")
+
+
+async def read_body(request: Request, kind: type[T], limit: int) -> T:
+    """Read at most `limit` bytes and decode them. Raises ApiError 413, or 400 naming the field at fault."""
+    declared = request.headers.get("content-length")
+    if declared is not None and declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    chunks, size = [], 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise ClientGone from None
+    try:
+        return decode_body(b"".join(chunks), kind)
+    except InvalidBody as error:
+        raise ApiError(400, error.message, param=error.param, code="invalid_body") from None
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the body is longer than the limit of {limit} bytes", code="body_too_large")
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`; cancel it and raise ClientGone as soon as the client leaves. Call after the body was
+    read."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnect(request.receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        await _cancel(task, watch)
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def sse(data: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + (data if isinstance(data, bytes) else _encode(data)) + b"\n\n"
+
+
+class EventStream(Response):
+    """A server-sent event stream. Each item goes out in a write of its own, at once; the items' generator
+    is closed when the client leaves, which is how a request is aborted."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        self._events = events
+        self.status_code = 200
+        self.background = None
+        self.body = b""
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pump = asyncio.ensure_future(self._pump(send))
+        watch = asyncio.ensure_future(_disconnect(receive))
+        try:
+            await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if pump.done():
+                with contextlib.suppress(OSError):
+                    pump.result()
+        finally:
+            await _cancel(pump, watch)
+            await self._events.aclose()
+
+    async def _pump(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for event in self._events:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,110 @@
+"""Log-probabilities of the engine → the two forms of the OpenAI API."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Sequence
+
+from leadline.engine.frontend.tokenizer import Tokenizer
+from leadline.engine.messages import TokenLogprobs
+from leadline.protocol.openai.responses import (
+    LOGPROB_FLOOR,
+    ChatLogprobs,
+    ChatTokenLogprob,
+    ChatTopLogprob,
+    CompletionLogprobs,
+    PromptLogprob,
+)
+
+__all__ = ["CompletionLogprobsBuilder", "chat_logprobs", "prompt_logprobs"]
+
+
+def chat_logprobs(entries: Sequence[TokenLogprobs], count: int, tokenizer: Tokenizer) -> ChatLogprobs:
+    """`count` is top_logprobs as asked for."""
+    return ChatLogprobs(
+        content=[
+            ChatTokenLogprob(
+                token=tokenizer.token_str(entry.token_id),
+                logprob=_floor(entry.logprob),
+                bytes=list(tokenizer.token_bytes(entry.token_id)),
+                top_logprobs=[
+                    ChatTopLogprob(
+                        token=tokenizer.token_str(token),
+                        logprob=_floor(logprob),
+                        bytes=list(tokenizer.token_bytes(token)),
+                    )
+                    for token, logprob in entry.top[:count]
+                ],
+            )
+            for entry in entries
+        ]
+    )
+
+
+class CompletionLogprobsBuilder:
+    """The columns of one choice, chunk by chunk: text_offset runs on from chunk to chunk.
+
+    Offsets count characters. A token that ends inside a character starts where that character starts.
+    """
+
+    def __init__(self, count: int, tokenizer: Tokenizer) -> None:
+        self._count = count
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
+        """Of an echoed prompt: `entries` are those of token_ids[1:]; the first token has no probability."""
+        columns = CompletionLogprobs(top_logprobs=[])
+        self._append(columns, token_ids[0], None)
+        for entry in entries:
+            self._append(columns, entry.token_id, entry)
+        return columns
+
+    def output(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
+        columns = CompletionLogprobs(top_logprobs=[])
+        for entry in entries:
+            self._append(columns, entry.token_id, entry)
+        return columns
+
+    def _append(self, columns: CompletionLogprobs, token_id: int, entry: TokenLogprobs | None) -> None:
+        tokenizer = self._tokenizer
+        columns.text_offset.append(self._offset)
+        self._offset += len(self._decoder.decode(tokenizer.token_bytes(token_id)))
+        columns.tokens.append(tokenizer.token_str(token_id))
+        columns.token_logprobs.append(None if entry is None else _floor(entry.logprob))
+        assert columns.top_logprobs is not None
+        if entry is None:
+            columns.top_logprobs.append(None)
+        else:
+            # OpenAI's shape is keyed by text: of tokens that print alike the likeliest is kept.
+            top: dict[str, float] = {}
+            for token, logprob in entry.top[: self._count]:
+                top.setdefault(tokenizer.token_str(token), _floor(logprob))
+            columns.top_logprobs.append(top)
+
+
+def prompt_logprobs(
+    entries: Sequence[TokenLogprobs], count: int, tokenizer: Tokenizer
+) -> list[dict[int, PromptLogprob] | None]:
+    """Per prompt token: token id → its log probability, the prompt's own token among them; None for the
+    first."""
+    rows: list[dict[int, PromptLogprob] | None] = [None]
+    for entry in entries:
+        row = {
+            token: PromptLogprob(logprob=_floor(logprob), rank=rank, decoded_token=tokenizer.token_str(token))
+            for rank, (token, logprob) in enumerate(entry.top[:count], start=1)
+        }
+        row[entry.token_id] = PromptLogprob(
+            logprob=_floor(entry.logprob),
+            rank=entry.rank,
+            decoded_token=tokenizer.token_str(entry.token_id),
+        )
+        rows.append(row)
+    return rows
+
+
+def _floor(logprob: float) -> float:
+    """JSON has no infinity, and a NaN would make the whole answer unreadable."""
+    return logprob if math.isfinite(logprob) and logprob > LOGPROB_FLOOR else LOGPROB_FLOOR

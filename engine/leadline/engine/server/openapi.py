@@ -1,0 +1,120 @@
+"""The OpenAPI document, made from the same msgspec types that decode the requests."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import msgspec
+
+from leadline.engine.server.service import StatusResponse, leadline_version
+from leadline.protocol.errors import ErrorResponse
+from leadline.protocol.openai.chat import ChatCompletionRequest
+from leadline.protocol.openai.completion import CompletionRequest
+from leadline.protocol.openai.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+)
+from leadline.protocol.openai.service import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    ModelList,
+    ResetPrefixCacheResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    VersionResponse,
+    WarmupRequest,
+    WarmupResponse,
+)
+
+__all__ = ["document"]
+
+_ERRORS = {
+    400: "The request cannot be served as it stands; the message says what to change.",
+    401: "No valid API key.",
+    404: "No model of that name.",
+    413: "The body is too long.",
+    429: "The queue is full; Retry-After says when to come back.",
+    500: "The engine failed.",
+    503: "Loading, shutting down, or queued for too long; Retry-After says when to come back.",
+    504: "The request's own deadline passed.",
+}
+_GENERATE = (400, 401, 404, 413, 429, 500, 503, 504)
+_TEXT = (400, 401, 404, 413, 500, 503)
+
+# path, method, summary, request type, answer type, chunk type of a stream, statuses of errors
+_OPERATIONS: list[tuple[str, str, str, Any, Any, Any, tuple[int, ...]]] = [
+    (
+        "/v1/chat/completions",
+        "post",
+        "Answer a conversation",
+        ChatCompletionRequest,
+        ChatCompletion,
+        ChatCompletionChunk,
+        _GENERATE,
+    ),
+    ("/v1/completions", "post", "Continue a text", CompletionRequest, Completion, Completion, _GENERATE),
+    ("/v1/models", "get", "The model served", None, ModelList, None, (401, 500, 503)),
+    ("/tokenize", "post", "Text to token ids", TokenizeRequest, TokenizeResponse, None, _TEXT),
+    ("/detokenize", "post", "Token ids to text", DetokenizeRequest, DetokenizeResponse, None, _TEXT),
+    ("/health", "get", "The process is up", None, StatusResponse, None, (503,)),
+    ("/ready", "get", "The model is loaded and the loop moves", None, StatusResponse, None, (503,)),
+    ("/version", "get", "Version of Leadline", None, VersionResponse, None, ()),
+    (
+        "/admin/reset_prefix_cache",
+        "post",
+        "Forget all cached prefixes",
+        None,
+        ResetPrefixCacheResponse,
+        None,
+        (401, 409, 500, 503),
+    ),
+    ("/admin/warmup", "post", "Fill the prefix cache", WarmupRequest, WarmupResponse, None, _GENERATE),
+]
+
+
+@functools.cache
+def document() -> dict[str, Any]:
+    types = [ErrorResponse]
+    for _, _, _, request, answer, chunk, _ in _OPERATIONS:
+        types += [kind for kind in (request, answer, chunk) if kind is not None and kind not in types]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(types, schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for path, method, summary, request, answer, chunk, errors in _OPERATIONS:
+        content = {"application/json": {"schema": schema_of[answer]}}
+        if chunk is not None:
+            content["text/event-stream"] = {"schema": {"type": "string"}}
+        responses: dict[str, Any] = {"200": {"description": "OK", "content": content}}
+        for status in errors:
+            responses[str(status)] = {
+                "description": _ERRORS.get(status, "Refused in the current state."),
+                "content": {"application/json": {"schema": schema_of[ErrorResponse]}},
+            }
+        operation: dict[str, Any] = {
+            "summary": summary,
+            "operationId": path.strip("/").replace("/", "_"),
+            "responses": responses,
+        }
+        if request is not None:
+            operation["requestBody"] = {
+                "required": True,
+                "content": {"application/json": {"schema": schema_of[request]}},
+            }
+        paths[path] = {method: operation}
+    paths["/metrics"] = {
+        "get": {
+            "summary": "Prometheus metrics",
+            "operationId": "metrics",
+            "responses": {
+                "200": {"description": "OK", "content": {"text/plain": {"schema": {"type": "string"}}}}
+            },
+        }
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Leadline engine", "version": leadline_version()},
+        "paths": paths,
+        "components": {"schemas": components},
+    }

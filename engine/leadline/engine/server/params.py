@@ -1,0 +1,126 @@
+"""Requests of the wire → the fields of SamplingParams that they give. Null and absent both mean "not given":
+`RequestBuilder.sampling_params` fills the gap with what the model's authors recommend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from leadline.engine.errors import RequestError
+from leadline.engine.sampling_params import StructuredSpec
+from leadline.protocol.openai.chat import ChatCompletionRequest
+from leadline.protocol.openai.common import GenerationRequest, JsonObjectFormat, JsonSchemaFormat
+from leadline.protocol.openai.completion import CompletionRequest
+
+__all__ = ["chat_sampling", "completion_sampling", "extras"]
+
+_COPIED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "n",
+)
+
+
+def chat_sampling(request: ChatCompletionRequest, structured: StructuredSpec | None) -> dict[str, Any]:
+    """Fields of SamplingParams that the request gives. `structured` is what its tools ask for, if
+    anything."""
+    given = _common(request, structured)
+    max_tokens = request.max_completion_tokens or request.max_tokens
+    if max_tokens is not None:
+        given["max_tokens"] = max_tokens
+    if request.top_logprobs is not None and not request.logprobs:
+        raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+    if request.logprobs:
+        given["logprobs"] = request.top_logprobs or 0
+    return given
+
+
+def completion_sampling(request: CompletionRequest) -> dict[str, Any]:
+    given = _common(request, None)
+    if request.suffix:
+        raise RequestError("suffix is not supported: this is no fill-in-the-middle endpoint", param="suffix")
+    if request.max_tokens == 0:
+        if not request.echo:
+            raise RequestError("max_tokens must be at least 1; 0 works with echo only", param="max_tokens")
+        given["max_tokens"] = 1  # the engine always generates; the caller drops the token
+    elif request.max_tokens is not None:
+        given["max_tokens"] = request.max_tokens
+    if request.logprobs is not None:
+        given["logprobs"] = request.logprobs
+    if request.prompt_logprobs is not None:
+        given["prompt_logprobs"] = request.prompt_logprobs
+    if request.echo and request.logprobs is not None:
+        given["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+    if request.best_of is not None:
+        n = request.n or 1
+        if request.best_of < n:
+            raise RequestError(f"best_of ({request.best_of}) must be at least n ({n})", param="best_of")
+        if request.stream and request.best_of > n:
+            raise RequestError(
+                "best_of above n cannot be streamed: the best is known at the end", param="best_of"
+            )
+        given["n"] = request.best_of
+        if request.best_of > n:
+            given.setdefault("logprobs", 0)  # what the ranking needs
+    return given
+
+
+def _common(request: GenerationRequest, structured: StructuredSpec | None) -> dict[str, Any]:
+    given = {name: value for name in _COPIED if (value := getattr(request, name)) is not None}
+    if request.stop is not None:
+        given["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+    if request.stop_token_ids is not None:
+        given["stop_token_ids"] = tuple(request.stop_token_ids)
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("stream_options needs stream: true", param="stream_options")
+    spec = _structured(request)
+    if spec is not None and structured is not None:
+        raise RequestError(
+            "a tool_choice that forces a call cannot be combined with another output constraint",
+            param="tool_choice",
+        )
+    if (spec := spec or structured) is not None:
+        given["structured"] = spec
+    return given
+
+
+def _structured(request: GenerationRequest) -> StructuredSpec | None:
+    found: list[StructuredSpec] = []
+    match request.response_format:
+        case JsonObjectFormat():
+            found.append(StructuredSpec("json_object"))
+        case JsonSchemaFormat(json_schema=wanted):
+            if wanted.schema is None:
+                found.append(StructuredSpec("json_object"))
+            else:
+                found.append(StructuredSpec("json_schema", msgspec.json.encode(wanted.schema).decode()))
+    if request.regex is not None:
+        found.append(StructuredSpec("regex", request.regex))
+    if request.grammar is not None:
+        found.append(StructuredSpec("lark", request.grammar))
+    if len(found) > 1:
+        raise RequestError("give at most one of response_format, regex and grammar", param="response_format")
+    return found[0] if found else None
+
+
+def extras(request: GenerationRequest) -> dict[str, Any]:
+    """Arguments of `AsyncEngine.prepare` that are not sampling."""
+    return {
+        "priority_class": request.priority_class or "interactive",
+        "queue_timeout": request.queue_timeout,
+        "deadline": request.deadline,
+        "cache_salt": request.cache_salt or "",
+        "resume_token_ids": request.resume_token_ids or (),
+    }

@@ -1,0 +1,196 @@
+"""One server process from its first log line to its exit code.
+
+The socket listens before the model is loaded: /health answers, /ready and the API say 503 with the
+progress. SIGTERM (or Ctrl-C) drains; a second one leaves at once. The process ends with 0 after a drain, 1
+when the engine could not start or its core died, so that whoever supervises it starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+
+from leadline.engine import wire
+from leadline.engine.async_engine import AsyncEngine
+from leadline.engine.config import EngineConfig
+from leadline.engine.errors import ConfigError, EngineDead, LeadlineError
+from leadline.engine.server.app import create_app
+from leadline.engine.server.logs import configure_logging
+from leadline.engine.server.settings import ServerSettings
+from leadline.engine.server.state import Phase, ServerState
+
+__all__ = ["serve"]
+
+logger = logging.getLogger("leadline.engine.server")
+
+_LAST_WORDS_SECONDS = 3
+"""Time that answers already decided (errors included) get to leave after the engine is gone."""
+
+
+def serve(config: EngineConfig, settings: ServerSettings) -> int:
+    """Serve until told to stop; returns the exit code. Raises LeadlineError for what kept it from
+    starting."""
+    config.validate()
+    configure_logging(settings.log_level, settings.log_format)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_Process(config, settings).run())
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: a drain must keep answering, which uvicorn's own exit does not."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Process:
+    def __init__(self, config: EngineConfig, settings: ServerSettings) -> None:
+        self._config = config
+        self._settings = settings
+        self._stop = asyncio.Event()
+        self._signals = 0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        listener = _listen(self._settings.host, self._settings.port)
+        app = create_app(None, self._settings)
+        state: ServerState = app.state.server
+        server = _Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=self._settings.access_log,
+                lifespan="off",
+                server_header=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
+            )
+        )
+        if self._settings.access_log:
+            logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+        http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+        try:
+            return await self._live(state, http, _address(listener))
+        finally:
+            server.should_exit = True
+            await http
+            if state.engine is not None:
+                await state.engine.stop()
+
+    async def _live(self, state: ServerState, http: asyncio.Task[None], address: str) -> int:
+        stop = asyncio.create_task(self._stop.wait())
+        starting = asyncio.create_task(self._start_engine(state))
+        await asyncio.wait({starting, stop, http}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            logger.info("stopped while starting")
+            return 0 if self._stop.is_set() else 1
+        try:
+            engine = starting.result()
+        except LeadlineError as error:
+            state.phase, state.detail = Phase.FAILED, str(error)
+            raise
+        gc.collect()
+        gc.freeze()
+        print(f"Leadline serving {engine.served_name} at {address}", flush=True)
+        await asyncio.wait({engine.dead, stop, http}, return_when=asyncio.FIRST_COMPLETED)
+        if engine.dead.done():
+            state.phase, state.detail = Phase.FAILED, str(engine.dead.result())
+            logger.error("engine core lost: %s; leaving so that it can be started again", state.detail)
+            raise EngineDead(state.detail)
+        if not self._stop.is_set():
+            return 1
+        return await self._drain(state, engine, stop)
+
+    async def _start_engine(self, state: ServerState) -> AsyncEngine:
+        began = time.monotonic()
+        progress = _ProgressLog(state)
+        engine = await AsyncEngine.start(
+            self._config, on_progress=progress, log_level=self._settings.log_level
+        )
+        state.engine = engine
+        if self._settings.warmup_prompts:
+            progress(wire.Progress("warming", None, f"{len(self._settings.warmup_prompts)} prompts"))
+            await engine.warmup([engine.tokenizer.encode(text) for text in self._settings.warmup_prompts])
+        state.phase, state.detail = Phase.SERVING, "ready"
+        logger.info("ready after %.1f s", time.monotonic() - began)
+        return engine
+
+    async def _drain(self, state: ServerState, engine: AsyncEngine, stop: asyncio.Task[bool]) -> int:
+        state.phase, state.detail = Phase.DRAINING, "the server is shutting down"
+        self._stop.clear()
+        again = asyncio.create_task(self._stop.wait())
+        logger.info(
+            "draining: %d requests in flight, up to %.0f s",
+            engine.num_in_flight,
+            self._settings.drain_timeout,
+        )
+        draining = asyncio.create_task(engine.drain(self._settings.drain_timeout))
+        await asyncio.wait({draining, again, engine.dead}, return_when=asyncio.FIRST_COMPLETED)
+        again.cancel()
+        if not draining.done():
+            draining.cancel()
+            await asyncio.gather(draining, return_exceptions=True)
+            left = await engine.drain(0.0)
+            logger.warning("drain cut short, %d requests aborted", left)
+            return 1 if engine.dead.done() else 0
+        left = draining.result()
+        log = logger.warning if left else logger.info
+        log("drained, %d requests aborted", left)
+        return 0
+
+    def _on_signal(self, number: int) -> None:
+        self._signals += 1
+        logger.info("received %s", signal.Signals(number).name)
+        self._stop.set()
+
+
+class _ProgressLog:
+    """Start-up progress into the log (each stage once, then every quarter) and into /ready's detail."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._last: tuple[str, int] = ("", -1)
+
+    def __call__(self, progress: wire.Progress) -> None:
+        share = "" if progress.fraction is None else f" {progress.fraction:.0%}"
+        text = f"{progress.stage}{share}{': ' + progress.detail if progress.detail else ''}"
+        self._state.detail = text
+        step = (progress.stage, 0 if progress.fraction is None else int(progress.fraction * 4))
+        if step != self._last:
+            self._last = step
+            logger.info("%s", text)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind before anything slow happens: a port in use is reported at once."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, proto)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,132 @@
+"""Everything beside generation: models, tokenization, probes, metrics, administration."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
+
+import msgspec
+from fastapi import Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from leadline.engine.server.http import ApiError, JSONBytes, read_body, until_disconnect
+from leadline.engine.server.prompts import check_model, check_token_ids, encode, render_chat
+from leadline.engine.server.state import Phase, ServerState
+from leadline.protocol.openai.service import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    ModelCard,
+    ModelList,
+    ResetPrefixCacheResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    VersionResponse,
+    WarmupRequest,
+    WarmupResponse,
+)
+
+__all__ = [
+    "StatusResponse",
+    "detokenize",
+    "health",
+    "leadline_version",
+    "metrics",
+    "models",
+    "ready",
+    "reset_prefix_cache",
+    "tokenize",
+    "version",
+    "warmup",
+]
+
+_STARTED = int(time.time())
+
+
+class StatusResponse(msgspec.Struct, kw_only=True):
+    status: str
+
+
+def leadline_version() -> str:
+    try:
+        return package_version("leadline")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+async def health(_: Request, state: ServerState) -> Response:
+    """200 while the process is of use, loading and draining included: a liveness probe must not kill
+    those."""
+    if state.phase is Phase.FAILED:
+        raise ApiError(503, state.detail, type="server_error", code="engine_dead")
+    return JSONBytes(StatusResponse(status=state.phase.value))
+
+
+async def ready(_: Request, state: ServerState) -> Response:
+    is_ready, why = state.ready()
+    if not is_ready:
+        raise ApiError(503, why, type="server_error", code="not_ready", headers={"Retry-After": "1"})
+    return JSONBytes(StatusResponse(status="ready"))
+
+
+async def metrics(_: Request, state: ServerState) -> Response:
+    return Response(state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def version(_: Request, state: ServerState) -> Response:
+    return JSONBytes(VersionResponse(version=leadline_version()))
+
+
+async def models(_: Request, state: ServerState) -> Response:
+    engine = state.admit()
+    card = ModelCard(id=engine.served_name, created=_STARTED, max_model_len=engine.max_model_len)
+    return JSONBytes(ModelList(data=[card]))
+
+
+async def tokenize(request: Request, state: ServerState) -> Response:
+    body = await read_body(request, TokenizeRequest, state.settings.max_body_bytes)
+    engine = state.admit()
+    check_model(body.model, engine)
+    if body.messages is not None:
+        text = await render_chat(
+            body.messages,
+            engine,
+            tools=body.tools,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            template_kwargs=body.chat_template_kwargs,
+        )
+        special = False  # the template writes them out
+    else:
+        text, special = body.prompt or "", body.add_special_tokens is not False
+    tokens = await encode(text, engine, add_special_tokens=special)
+    return JSONBytes(TokenizeResponse(tokens=tokens, count=len(tokens), max_model_len=engine.max_model_len))
+
+
+async def detokenize(request: Request, state: ServerState) -> Response:
+    body = await read_body(request, DetokenizeRequest, state.settings.max_body_bytes)
+    engine = state.admit()
+    check_model(body.model, engine)
+    check_token_ids(body.tokens, engine.tokenizer.vocab_size, "tokens")
+    return JSONBytes(DetokenizeResponse(prompt=engine.tokenizer.decode(body.tokens)))
+
+
+async def reset_prefix_cache(_: Request, state: ServerState) -> Response:
+    engine = state.admit()
+    blocks = await engine.reset_prefix_cache()
+    return JSONBytes(ResetPrefixCacheResponse(blocks=blocks))
+
+
+async def warmup(request: Request, state: ServerState) -> Response:
+    body = await read_body(request, WarmupRequest, state.settings.max_body_bytes)
+    engine = state.admit()
+    report = await until_disconnect(request, engine.warmup(body.prompts, cache_salt=body.cache_salt or ""))
+    return JSONBytes(
+        WarmupResponse(
+            prompts=report.prompts,
+            prompt_tokens=report.prompt_tokens,
+            cached_tokens=report.cached_tokens,
+            seconds=report.seconds,
+        )
+    )

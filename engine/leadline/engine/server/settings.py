@@ -1,0 +1,28 @@
+"""Settings of the HTTP side of one engine. What the model and the scheduler do is `EngineConfig`'s."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["ServerSettings"]
+
+
+@dataclass(slots=True, frozen=True)
+class ServerSettings:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 picks a free port; the start-up line says which."""
+    drain_timeout: float = 30.0
+    """Seconds that running requests get to finish after SIGTERM."""
+    log_level: str = "info"
+    log_format: str = "text"
+    """text | json, one line each."""
+    access_log: bool = False
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    """When not empty, /v1 and /admin need one of them as a bearer token."""
+    max_body_bytes: int = 32 << 20
+    stall_seconds: float = 120.0
+    """/ready turns 503 when the core's loop has not gone round for this long (one long CPU prefill step is
+    normal)."""
+    warmup_prompts: tuple[str, ...] = ()
+    """Generated (one token each) before /ready turns 200."""

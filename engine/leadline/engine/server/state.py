@@ -1,0 +1,78 @@
+"""What the handlers share: the engine once there is one, and which phase of its life the server is in.
+
+starting ──engine ready──▶ serving ──SIGTERM──▶ draining
+    └──────── the core died, or never started ────────▶ failed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from leadline.engine.async_engine import AsyncEngine
+from leadline.engine.core.stats import SchedulerStats
+from leadline.engine.errors import EngineDead
+from leadline.engine.server.http import ApiError
+from leadline.engine.server.metrics import Metrics
+from leadline.engine.server.settings import ServerSettings
+
+__all__ = ["Phase", "ServerState"]
+
+
+class Phase(Enum):
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class ServerState:
+    settings: ServerSettings
+    metrics: Metrics
+    engine: AsyncEngine | None = None
+    phase: Phase = Phase.STARTING
+    detail: str = "the model is loading"
+    """Start-up progress, or the reason of a failure, in one line."""
+
+    def admit(self) -> AsyncEngine:
+        """The engine, or the 503 that a new request gets now."""
+        if self.phase is Phase.SERVING and self.engine is not None:
+            try:
+                self.engine.check_ready()
+            except EngineDead as error:
+                raise _unavailable(str(error), "engine_dead", retry_after=5) from None
+            return self.engine
+        if self.phase is Phase.DRAINING:
+            raise _unavailable("the server is shutting down", "draining", retry_after=1)
+        if self.phase is Phase.STARTING:
+            raise _unavailable(f"not ready: {self.detail}", "loading", retry_after=5)
+        raise _unavailable(f"the engine is gone: {self.detail}", "engine_dead", retry_after=5)
+
+    def ready(self) -> tuple[bool, str]:
+        """(whether /ready says 200, why not)."""
+        try:
+            engine = self.admit()
+        except ApiError as error:
+            return False, error.message
+        try:
+            age = engine.check_ready()
+        except EngineDead as error:
+            return False, str(error)
+        if age > self.settings.stall_seconds:
+            return False, f"the engine's loop has not moved for {age:.0f} s"
+        return True, "ready"
+
+    def core_state(self) -> tuple[SchedulerStats, float, bool] | None:
+        """For the metrics: (stats, heartbeat age, ready)."""
+        if self.engine is None:
+            return None
+        try:
+            stats, age = self.engine.stats(), self.engine.check_ready()
+        except EngineDead:
+            return None
+        return stats, age, self.ready()[0]
+
+
+def _unavailable(message: str, code: str, *, retry_after: int) -> ApiError:
+    return ApiError(503, message, type="server_error", code=code, headers={"Retry-After": str(retry_after)})

@@ -1,0 +1,153 @@
+"""The messages between an API process and its engine core process, as one tagged msgpack union each way.
+
+    API process ── Start, Add, Abort, ResetPrefixCache, Shutdown ──▶ core process
+                ◀── Progress, Resolved, Ready, Outputs, Rejected, Heartbeat, Reply, Fatal ──
+
+Never pickled: a message that does not decode into one of these types is an error, not code.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from leadline.engine import errors
+from leadline.engine.config import EngineConfig
+from leadline.engine.core.stats import SchedulerStats
+from leadline.engine.messages import CoreOutput, CoreRequest
+
+__all__ = [
+    "Abort",
+    "Add",
+    "Fatal",
+    "FromCore",
+    "Heartbeat",
+    "Outputs",
+    "Progress",
+    "Ready",
+    "Rejected",
+    "Reply",
+    "ResetPrefixCache",
+    "Resolved",
+    "Shutdown",
+    "Start",
+    "ToCore",
+    "decode_from_core",
+    "decode_to_core",
+    "encode",
+    "error_from_kind",
+]
+
+
+class Start(msgspec.Struct, tag=True, frozen=True):
+    """First message: build the engine. `factory` is "module:callable" and takes (config, on_progress)."""
+
+    config: EngineConfig
+    factory: str
+    log_level: str = "warning"
+
+
+class Add(msgspec.Struct, tag=True, frozen=True):
+    requests: list[CoreRequest]
+
+
+class Abort(msgspec.Struct, tag=True, frozen=True):
+    request_ids: list[str]
+
+
+class ResetPrefixCache(msgspec.Struct, tag=True, frozen=True):
+    call_id: int
+
+
+class Shutdown(msgspec.Struct, tag=True, frozen=True):
+    """Leave the loop at once; what is in flight is lost (drain first)."""
+
+
+class Progress(msgspec.Struct, tag=True, frozen=True):
+    """Start-up news. `fraction` lies in [0, 1], or is None where no end is known."""
+
+    stage: str
+    fraction: float | None = None
+    detail: str = ""
+
+
+class Resolved(msgspec.Struct, tag=True, frozen=True):
+    """The model's local folder; the API process loads the tokenizer from it while the core loads weights."""
+
+    path: str
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    max_model_len: int
+    """Tokens a request may hold, after the cut to what the KV pool can hold."""
+    num_kv_blocks: int
+    stats: SchedulerStats
+
+
+class Outputs(msgspec.Struct, tag=True):
+    """Everything one step had to say."""
+
+    outputs: list[CoreOutput]
+
+
+class Rejected(msgspec.Struct, tag=True, frozen=True):
+    """The core refused a request at the door (queue full, longer than the pool, ...)."""
+
+    request_id: str
+    kind: str
+    """Name of a class of leadline.engine.errors."""
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
+
+
+class Heartbeat(msgspec.Struct, tag=True):
+    """The loop went round at `at` (time.monotonic seconds, one clock for the machine)."""
+
+    at: float
+    stats: SchedulerStats
+
+
+class Reply(msgspec.Struct, tag=True, frozen=True):
+    call_id: int
+    value: int
+
+
+class Fatal(msgspec.Struct, tag=True, frozen=True):
+    """Last message: the core is about to exit because of this."""
+
+    kind: str
+    message: str
+
+
+ToCore = Start | Add | Abort | ResetPrefixCache | Shutdown
+FromCore = Progress | Resolved | Ready | Outputs | Rejected | Heartbeat | Reply | Fatal
+
+_encoder = msgspec.msgpack.Encoder()
+_to_core = msgspec.msgpack.Decoder(ToCore)
+_from_core = msgspec.msgpack.Decoder(FromCore)
+
+encode = _encoder.encode
+decode_to_core = _to_core.decode
+decode_from_core = _from_core.decode
+
+
+def error_from_kind(
+    kind: str,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    retry_after: float | None = None,
+) -> errors.LeadlineError:
+    """Rebuild a typed error from its class name. Unknown names become EngineDead: the core broke
+    unexpectedly."""
+    cls = getattr(errors, kind, None)
+    if not (isinstance(cls, type) and issubclass(cls, errors.LeadlineError)):
+        return errors.EngineDead(f"the engine core failed: {kind}: {message}")
+    if issubclass(cls, errors.RequestError):
+        if cls is errors.RequestError:
+            return cls(message, param=param, code=code)
+        if retry_after is not None:
+            return cls(message, retry_after=retry_after)  # type: ignore[call-arg]
+    return cls(message)
