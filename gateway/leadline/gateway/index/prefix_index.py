@@ -4,9 +4,9 @@ Room: gateway/index. Owns the map hash → set of pods. No I/O; whoever reads th
 stream.py).
 
 Every life of a pod, from one `replace_pod`, `clear` or `drop` to the next, has a slot number of its own, one
-bit in the sets of pod_sets.py. Forgetting a life is therefore one bit cleared in `_live`, however many blocks
-it held; its bits are swept out of the table a few thousand slots at a time by later calls, and only then is
-the slot number given out again:
+bit in the sets of pod_sets.py. Forgetting a life is therefore one entry cleared in `_live`, however many
+blocks it held; its bits are swept out of the table a few thousand slots at a time by later calls, and only
+then is the slot number given out again:
 
     replace_pod(A, e1)          restart: replace_pod(A, e2)             sweep has passed
     slot 0 = A live             slot 0 retired, slot 1 = A live         slot 0 free again

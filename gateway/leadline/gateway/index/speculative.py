@@ -20,7 +20,7 @@ __all__ = ["SpeculativeIndex"]
 
 
 class SpeculativeIndex:
-    """hash → pods that were sent it less than `ttl` seconds ago. Times are monotonic seconds, from the caller."""
+    """hash → pods that were sent it less than `ttl` seconds ago. Times are the caller's, monotonic."""
 
     __slots__ = ("_expiry", "_guesses", "_size", "max_entries", "ttl")
 

@@ -145,7 +145,7 @@ class EventStream:
                 return outcome
 
     def load_snapshot(self, pod: str, snapshot: CacheSnapshot) -> Generator[None, None, Outcome]:
-        """`snapshot` in short steps, between which the caller may do other things, batches of this pod included.
+        """`snapshot` in short steps; the caller may do other things between them, even hand in batches.
 
         The iterator's return value is the Outcome. Closed early, it leaves the pod as it was, asking for a
         snapshot.

@@ -116,8 +116,8 @@ class PrefixPolicy:
         wait = 0.0
         free = pod.free_blocks(now)
         if free is not None and report is not None:
-            # Matched blocks are held already, unless they are evictable, and then they are counted free.
-            needed = -(-(request.prompt_tokens - matched + output) // request.block_size)
+            # The engine admits a request when its prompt fits; matched blocks are in memory already.
+            needed = -(-(request.prompt_tokens - matched) // request.block_size)
             if needed > free:
                 used = max(1, report.total_blocks - max(0, free))
                 wait = (needed - free) * self.expected_output * step / used

@@ -19,7 +19,7 @@ def known_policies() -> list[str]:
 
 
 def load_policy(name: str, **parameters: object) -> RoutingPolicy:
-    """A new policy with these parameters. Raises PolicyError for an unknown name or parameter, or a bad value."""
+    """A new policy. Raises PolicyError for a name or parameter that is unknown, or a value that is bad."""
     points = [point for point in entry_points(group=GROUP) if point.name == name]
     if not points:
         known = ", ".join(known_policies()) or "none: is the package installed?"

@@ -45,7 +45,5 @@ class SessionPolicy:
         scores = [(blake2b(pod.id.encode(), key=key, digest_size=8).digest(), pod.id) for pod in pods]
         home = max(range(len(pods)), key=scores.__getitem__)
         chosen = max((at for at, load in enumerate(loads) if load < limit), key=scores.__getitem__)
-        reason = (
-            "home of the session" if chosen == home else f"home has {loads[home]} requests, bound {limit}"
-        )
+        reason = "home of the session" if chosen == home else f"home has {loads[home]} of {limit} requests"
         return plain_decision(self.name, reason, request, pods[chosen], pods)
