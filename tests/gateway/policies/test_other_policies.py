@@ -93,16 +93,14 @@ def test_matched_tokens_leave_one_to_compute(blocks: int, prompt: int, tokens: i
 
 
 def test_an_unknown_policy_is_refused_with_the_known_names() -> None:
-    with pytest.raises(
-        PolicyError, match="no routing policy 'fastest'; known policies: .*least-load, prefix"
-    ):
+    with pytest.raises(PolicyError, match=r"policy 'fastest'; known policies: .*least-load, prefix"):
         load_policy("fastest")
 
 
 def test_a_bad_parameter_is_refused_with_the_policy_s_name() -> None:
     with pytest.raises(PolicyError, match="'session': bound must be above 1"):
         load_policy("session", bound=1)
-    with pytest.raises(PolicyError, match="'random'.*colour"):
+    with pytest.raises(PolicyError, match=r"'random'.*colour"):
         load_policy("random", colour="red")
 
 

@@ -28,7 +28,7 @@ TABLE = [
     pytest.param({}, {}, {"a": 100, "b": 99}, "a", 0.0001, id="the last token is always computed"),
     pytest.param({}, {"free_blocks": 10}, {"b": 90}, "b", 0.064, id="enough blocks are free for the rest"),
     pytest.param(
-        {}, {"free_blocks": 0}, {"b": 50}, "b", 0.32 + 54 * 5.12 / 1_000, id="a short wait is worth it"
+        {}, {"free_blocks": 0}, {"b": 50}, "b", 0.32 + 50 * 5.12 / 1_000, id="a short wait is worth it"
     ),
     pytest.param(
         {}, {"free_blocks": 0, "decode_step_seconds": 0.2}, {"b": 50}, "a", 0.64, id="a long wait is not"
