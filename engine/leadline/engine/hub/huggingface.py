@@ -1,7 +1,7 @@
 """Models of the Hugging Face hub: hf://org/name[@revision].
 
-huggingface_hub does the work and honours HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE; this file chooses the
-files and turns its errors into sentences.
+huggingface_hub does the work and honours HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE; this file
+chooses the files and turns its errors into sentences.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _CONFIG_FILES = [
     "chat_template*",
 ]
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
-# Copies in other formats: folders such as original/ or onnx/, and Mistral's consolidated files beside the sharded ones.
+# Copies in other formats: folders such as original/ or onnx/, and Mistral's consolidated files beside the
+# sharded ones.
 _IGNORED = ["*/*", "consolidated*"]
 
 
@@ -73,7 +74,8 @@ def _sentences(name: str, repository: str, revision: str | None) -> Iterator[Non
     except errors.LocalEntryNotFoundError as error:
         if constants.HF_HUB_OFFLINE:
             raise ModelNotFound(
-                f"{name} is not (or not wholly) in the local cache and HF_HUB_OFFLINE is set: unset it to download"
+                f"{name} is not (or not wholly) in the local cache, and HF_HUB_OFFLINE is set: "
+                "unset it to download"
             ) from error
         cause = error.__cause__ or error
         if isinstance(cause, errors.HfHubHTTPError):

@@ -1,9 +1,10 @@
 """A model folder on this machine: what it is called, which revision it holds, and whether it is one at all.
 
-Owns the revision of folders that carry none. It must be equal on every pod that holds the same files, whatever their
-timestamps, because it enters the namespace of the prefix chain; and it must differ when weights differ. So it is a
-digest of contents: the whole config.json, and of every safetensors file its name, size, header (names, dtypes, shapes)
-and a sample out of each tensor. Retrained weights differ in the samples; reading takes milliseconds, not minutes.
+Owns the revision of folders that carry none. It must be equal on every pod that holds the same files,
+whatever their timestamps, because it enters the namespace of the prefix chain; and it must differ when
+weights differ. So it is a digest of contents: the whole config.json, and of every safetensors file its name,
+size, header (names, dtypes, shapes) and a sample out of each tensor. Retrained weights differ in the
+samples; reading takes milliseconds, not minutes.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def check_model_folder(path: Path, *, asked: str) -> None:
 
 
 def folder_revision(path: Path) -> str:
-    """32 hexadecimal digits that depend on config.json and the weights' contents only (see the module docstring)."""
+    """32 hexadecimal digits, a function of contents only (see the module docstring)."""
     digest = hashlib.blake2b(digest_size=16)
     _feed(digest, (path / "config.json").read_bytes())
     for file in sorted(path.glob("*.safetensors")):

@@ -25,11 +25,12 @@ def resolve_model(
 ) -> LocalModel:
     """The local folder of a model, downloaded or converted first if need be.
 
-    `download_dir` replaces the cache directory (`$LEADLINE_CACHE`, else `~/.cache/leadline`, for smollm2; the hub's own
-    cache, governed by HF_HOME, for hf://). `weights=False` fetches an hf:// model's config and tokenizer only.
+    `download_dir` replaces the cache directory (`$LEADLINE_CACHE`, else `~/.cache/leadline`, for smollm2;
+    the hub's own cache, governed by HF_HOME, for hf://). `weights=False` fetches an hf:// model's config and
+    tokenizer only.
 
-    Raises ModelNotFound, Unauthorized (the hub wants a token, or another one), or ConfigError (an unusable cache
-    directory).
+    Raises ModelNotFound, Unauthorized (the hub wants a token, or another one), or ConfigError (an unusable
+    cache directory).
     """
     name = name.strip()
     if not name:

@@ -12,8 +12,8 @@ __all__ = ["AttentionFn", "CausalLM"]
 class AttentionFn(Protocol):
     """Bound to a step by the runner: attention of layer `layer` over the paged cache.
 
-    q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim], rotary embedding already applied (heads are this
-    rank's). Returns [T, num_heads, head_dim].
+    q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim], rotary embedding already applied (heads
+    are this rank's). Returns [T, num_heads, head_dim].
     """
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor: ...

@@ -1,7 +1,8 @@
 """config.json and generation_config.json, read once into frozen dataclasses.
 
 Owns the decision what is supported: anything a config asks for that the decoder would not honour raises
-UnsupportedModel naming the field. Reads JSON only: never runs code out of a model's repository. Imports no torch.
+UnsupportedModel naming the field. Reads JSON only: never runs code out of a model's repository. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -14,32 +15,11 @@ from typing import Any
 
 from leadline.engine.errors import ModelNotFound, UnsupportedModel
 from leadline.engine.models.families import FAMILIES, Family
+from leadline.engine.models.rope_config import RopeConfig, read_rope
 
 __all__ = ["GenerationDefaults", "ModelConfig", "RopeConfig", "load_model_config"]
 
 _DTYPES = ("float32", "float16", "bfloat16")
-_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
-
-
-@dataclass(slots=True, frozen=True)
-class RopeConfig:
-    """Rotary embedding. Fields that a type does not use keep their defaults."""
-
-    rope_type: str
-    """default | linear | dynamic | llama3 | yarn"""
-    theta: float
-    factor: float = 1.0
-    original_max_position_embeddings: int = 0
-    """Length the model was pretrained at (llama3, yarn)."""
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    attention_factor: float | None = None
-    """yarn: cos and sin are multiplied by it; None: derived from factor (and mscale, mscale_all_dim)."""
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
 
 
 @dataclass(slots=True, frozen=True)
@@ -90,9 +70,9 @@ class ModelConfig:
     def max_model_len(self) -> int:
         """Positions the rotary embedding is good for.
 
-        yarn: at least factor times the original length, since some configs leave max_position_embeddings at the
-        latter. dynamic: max_position_embeddings, where its frequencies start to depend on the sequence's length;
-        keys in a paged cache are rotated once and for all, so we do not go beyond.
+        yarn: at least factor times the original length, since some configs leave max_position_embeddings at
+        the latter. dynamic: max_position_embeddings, where its frequencies start to depend on the sequence's
+        length; keys in a paged cache are rotated once and for all, so we do not go beyond.
         """
         if self.rope.rope_type == "yarn":
             stretched = int(self.rope.factor * self.rope.original_max_position_embeddings)
@@ -101,7 +81,10 @@ class ModelConfig:
 
 
 def load_model_config(path: str | Path) -> ModelConfig:
-    """Read the folder `path`. Raises ModelNotFound without a readable config.json, UnsupportedModel naming a field."""
+    """Read the folder `path`.
+
+    Raises ModelNotFound without a readable config.json, UnsupportedModel naming the field we cannot honour.
+    """
     folder = Path(path)
     raw = _read_json(folder / "config.json")
     if raw is None:
@@ -109,16 +92,16 @@ def load_model_config(path: str | Path) -> ModelConfig:
     generation = _read_json(folder / "generation_config.json") or {}
 
     architecture, family = _architecture(raw)
-    fields = {**family.defaults, **{name: value for name, value in raw.items() if value is not None}}
-    if "sliding_window" in raw:  # here null has a meaning of its own: no window
-        fields["sliding_window"] = raw["sliding_window"]
+    # A default stands in for an absent field only: null has its own meaning (no window, one KV head a head).
+    fields = {name: value for name, value in {**family.defaults, **raw}.items() if value is not None}
     _refuse_quantization(fields)
     _refuse_activation(fields)
 
     hidden, heads = _size(fields, "hidden_size"), _size(fields, "num_attention_heads")
     if "head_dim" not in fields and hidden % heads:
         raise UnsupportedModel(
-            f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads} and head_dim is absent"
+            f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads}, "
+            "and head_dim is absent"
         )
     head_dim = _size(fields, "head_dim", hidden // heads)
     kv_heads = _size(fields, "num_key_value_heads", heads)
@@ -140,7 +123,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
-        rope=_rope(fields),
+        rope=read_rope(fields),
         max_position_embeddings=_size(fields, "max_position_embeddings"),
         tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
         attention_bias=attention_bias,
@@ -208,61 +191,6 @@ def _token_ids(*sources: int | list[int] | None) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _rope(fields: Mapping[str, Any]) -> RopeConfig:
-    """transformers 5 has `rope_parameters` with rope_theta inside; older configs rope_theta and `rope_scaling`."""
-    name = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
-    rope = fields.get(name, {})
-    if not isinstance(rope, dict):
-        raise UnsupportedModel(f"config.json: {name} must be an object, not {rope!r}")
-    if rope and all(isinstance(value, dict) for value in rope.values()):
-        raise UnsupportedModel(f"config.json: {name} differs by layer type ({', '.join(rope)})")
-    rope_type = rope.get("rope_type") or rope.get("type") or "default"
-    if rope_type not in _ROPE_TYPES:
-        raise UnsupportedModel(
-            f"config.json: {name} has rope_type {rope_type!r}; supported are {', '.join(_ROPE_TYPES)}"
-        )
-    partial = rope.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise UnsupportedModel(f"config.json: partial_rotary_factor {partial} is not supported; 1.0 is")
-    given = {key: value for key, value in rope.items() if value is not None}
-    # The outer field, where present, overrides the inner one; the whole length stands in for both.
-    original = fields.get(
-        "original_max_position_embeddings",
-        given.get("original_max_position_embeddings", fields.get("max_position_embeddings", 0)),
-    )
-    if rope_type == "yarn" and "factor" not in given:
-        given["factor"] = fields.get("max_position_embeddings", 0) / original
-    needed = {
-        "linear": ("factor",),
-        "dynamic": ("factor",),
-        "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    }.get(rope_type, ())
-    for key in needed:
-        if key not in given:
-            raise UnsupportedModel(f"config.json: {name} of rope_type {rope_type!r} lacks {key}")
-    optional = {
-        key: given[key]
-        for key in (
-            "factor",
-            "low_freq_factor",
-            "high_freq_factor",
-            "attention_factor",
-            "beta_fast",
-            "beta_slow",
-            "mscale",
-            "mscale_all_dim",
-            "truncate",
-        )
-        if key in given
-    }
-    return RopeConfig(
-        rope_type=rope_type,
-        theta=float(given.get("rope_theta", fields.get("rope_theta", 10_000.0))),
-        original_max_position_embeddings=int(original),
-        **optional,
-    )
-
-
 def _refuse_quantization(fields: Mapping[str, Any]) -> None:
     quantization = fields.get("quantization_config")
     if quantization:
@@ -290,13 +218,13 @@ def _refuse_sliding_window(fields: Mapping[str, Any], family: Family, config: Mo
     window = fields.get("sliding_window")
     in_use = family.name == "mistral" or "sliding_attention" in kinds
     if family.window_switch:
-        first = fields.get("max_window_layers", 28)
+        first = fields.get("max_window_layers", 0)
         in_use = bool(fields.get("use_sliding_window")) and (
             "sliding_attention" in kinds if kinds else first < config.num_layers
         )
     if in_use and window is not None and window < config.max_model_len:
         raise UnsupportedModel(
-            f"config.json: sliding_window {window} is less than the context of {config.max_model_len} tokens, and "
-            "sliding-window attention is not supported; a sliding_window of null, or one as long as "
-            "max_position_embeddings, is"
+            f"config.json: sliding_window {window} is less than the context of {config.max_model_len} "
+            "tokens, and sliding-window attention is not supported; a sliding_window of null is, or one as "
+            "long as max_position_embeddings"
         )

@@ -3,8 +3,8 @@
     input ids → embedding ─┬─────────── + ─┬──────── + ─ ... ─ norm → hidden states → head → logits
                            └ norm → attn ─┘└ norm → mlp ┘
 
-The residual stream is carried beside the activations, so that each addition and the norm after it are one operation
-(`add_rms_norm`). Attention itself is the caller's: `attend(layer, q, k, v)`.
+The residual stream is carried beside the activations, so that each addition and the norm after it are one
+operation (`add_rms_norm`). Attention itself is the caller's: `attend(layer, q, k, v)`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class DecoderLayer:
 
 
 class Decoder:
-    """A CausalLM (models/base.py). Constructed with unset weights: `loader.load_model` fills and finalizes it.
+    """A CausalLM (models/base.py). Constructed with unset weights: `loader.load_model` fills and finalizes
+    it.
 
     Call it under torch.inference_mode(); nothing in it needs autograd.
     """
@@ -126,6 +127,8 @@ class Decoder:
         self.embed = VocabEmbedding(config.vocab_size, config.hidden_size, place, tp)
         self.layers = [DecoderLayer(index, config, place, tp, self.ops) for index in range(config.num_layers)]
         self.norm = Norm(config.hidden_size, place)
+        # The norm that comes after each layer: the next layer's first one, or the final one.
+        self.following_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
         tied = self.embed if config.tie_word_embeddings else None
         self.head = VocabHead(config.vocab_size, config.hidden_size, place, tp, tied)
 
@@ -136,7 +139,7 @@ class Decoder:
         sin = self.sin[positions].to(self.dtype).unsqueeze(1)
         residual = self.embed(input_ids)
         x = ops.rms_norm(residual, self.layers[0].input_norm.weight, eps)
-        for layer, norm in zip(self.layers, self._following_norms(), strict=True):
+        for layer, norm in zip(self.layers, self.following_norms, strict=True):
             x = layer.attention(x, cos, sin, attend)
             x, residual = ops.add_rms_norm(x, residual, layer.post_norm.weight, eps)
             x = layer.mlp(x)
@@ -146,10 +149,6 @@ class Decoder:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden] → [R, vocab] in the model's dtype, gathered over ranks."""
         return self.head(hidden)
-
-    def _following_norms(self) -> list[Norm]:
-        """The norm that comes after each layer: the next layer's first one, or the final one."""
-        return [*(layer.input_norm for layer in self.layers[1:]), self.norm]
 
     def slots(self) -> Slots:
         """Every checkpoint tensor this rank needs, by its Hugging Face name."""

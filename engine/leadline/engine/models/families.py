@@ -28,10 +28,24 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", qkv_bias=None, mlp_bias=None),
-    "MistralForCausalLM": Family("mistral", defaults={"sliding_window": 4096}),
-    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, window_switch=True),
+    "MistralForCausalLM": Family("mistral", defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+    "Qwen2ForCausalLM": Family(
+        "qwen2",
+        qkv_bias=True,
+        window_switch=True,
+        defaults={"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
+    ),
     "Qwen3ForCausalLM": Family(
-        "qwen3", qkv_bias=None, qk_norm=True, window_switch=True, defaults={"head_dim": 128}
+        "qwen3",
+        qkv_bias=None,
+        qk_norm=True,
+        window_switch=True,
+        defaults={
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+        },
     ),
 }
 """Architecture name, as config.json's `architectures` has it → family."""

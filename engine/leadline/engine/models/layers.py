@@ -1,8 +1,9 @@
-"""The decoder's layers with weights: linears, merged and split over ranks, embedding and head split by vocabulary.
+"""The decoder's layers with weights: linears, merged and split over ranks, embedding and head split by
+vocabulary.
 
-A layer owns this rank's part of its weights, allocated at once in the final dtype and place, and tells the loader
-through `slots()` which checkpoint tensor (or slice of one) each part is filled from. Layers are plain objects: no
-autograd, no nn.Module.
+A layer owns this rank's part of its weights, allocated at once in the final dtype and place, and tells the
+loader through `slots()` which checkpoint tensor (or slice of one) each part is filled from. Layers are plain
+objects: no autograd, no nn.Module.
 """
 
 from __future__ import annotations
@@ -15,7 +16,18 @@ import torch.nn.functional as F
 
 from leadline.engine.models.parallel import TensorParallel
 
-__all__ = ["ColumnLinear", "Linear", "Norm", "Slot", "VocabEmbedding", "VocabHead"]
+__all__ = [
+    "ColumnLinear",
+    "Linear",
+    "Norm",
+    "Place",
+    "RowLinear",
+    "Slot",
+    "Slots",
+    "VocabEmbedding",
+    "VocabHead",
+    "can_pack",
+]
 
 
 @dataclass(slots=True)
@@ -58,9 +70,9 @@ class Norm:
 class Linear:
     """y = x Wᵀ + b for x [T, in], W [out, in] as checkpoints have it."""
 
-    def __init__(self, out_features: int, in_features: int, place: Place, *, bias: bool) -> None:
-        self.weight = place.empty(out_features, in_features)
-        self.bias = place.empty(out_features) if bias else None
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
         self.packed: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,9 +83,10 @@ class Linear:
     def finalize(self) -> None:
         """Call once after loading. On CPU in float32, exchange the weight for oneDNN's blocked layout.
 
-        Measured on 2 cores for SmolLM2's shapes: 2 to 4 times F.linear at 1 row, 3 to 5 times at 8 rows, since MKL
-        reads row-major weights well below memory bandwidth there. The hint of 8 rows picks a layout that is as good
-        as any at every number of rows from 1 to 2048 (a hint of 1 is up to twice as slow at 8).
+        Measured on 2 cores for SmolLM2's shapes: 2 to 4 times F.linear at 1 row, 3 to 5 times at 8 rows,
+        since MKL reads row-major weights well below memory bandwidth there. The hint of 8 rows picks a
+        layout that is as good as any at every number of rows from 1 to 2048 (a hint of 1 is up to twice as
+        slow at 8).
         """
         if can_pack(self.weight):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, 8)
@@ -100,7 +113,8 @@ class ColumnLinear(Linear):
         self, parts: list[tuple[str, int, int, int]], in_features: int, place: Place, *, bias: bool
     ) -> None:
         """`parts`: (name in the checkpoint, rows there, first row of this rank, rows of this rank)."""
-        super().__init__(sum(part[3] for part in parts), in_features, place, bias=bias)
+        rows = sum(part[3] for part in parts)
+        super().__init__(place.empty(rows, in_features), place.empty(rows) if bias else None)
         self.parts = parts
         self.in_features = in_features
 
@@ -120,7 +134,9 @@ class RowLinear(Linear):
     def __init__(
         self, out_features: int, in_features: int, place: Place, tp: TensorParallel, *, bias: bool
     ) -> None:
-        super().__init__(out_features, in_features // tp.size, place, bias=bias)
+        super().__init__(
+            place.empty(out_features, in_features // tp.size), place.empty(out_features) if bias else None
+        )
         self.shape = (out_features, in_features)
         self.tp = tp
 
@@ -155,7 +171,7 @@ class _VocabRows:
 
 
 class VocabEmbedding(_VocabRows):
-    """Token ids [T] → [T, hidden]. A rank looks up the ids it owns; the others' rows are zero before the sum."""
+    """Token ids [T] → [T, hidden]. A rank looks up the ids it owns; other rows are zero before the sum."""
 
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
         if self.tp.size == 1:
@@ -167,7 +183,7 @@ class VocabEmbedding(_VocabRows):
 
 
 class VocabHead:
-    """Hidden states [R, hidden] → logits [R, vocab], gathered over ranks. Shares the embedding's weight when tied."""
+    """Hidden states [R, hidden] → logits [R, vocab], gathered over ranks. Tied: the embedding's rows."""
 
     def __init__(
         self, vocab_size: int, hidden_size: int, place: Place, tp: TensorParallel, tied: VocabEmbedding | None
@@ -176,8 +192,7 @@ class VocabHead:
         self.tied = tied is not None
         self.vocab_size = vocab_size
         self.tp = tp
-        self.linear = Linear.__new__(Linear)
-        self.linear.weight, self.linear.bias, self.linear.packed = self.rows.weight, None, None
+        self.linear = Linear(self.rows.weight)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.tp.all_gather(self.linear(hidden))

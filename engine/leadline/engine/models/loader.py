@@ -1,7 +1,7 @@
 """Weights: from safetensors files into a model, one tensor at a time.
 
-The model is allocated first, in its final dtype and place; each tensor (or this rank's slice of it, read as a slice) is
-then copied over, so that beside the model there is never more than one tensor in memory.
+The model is allocated first, in its final dtype and place; each tensor (or this rank's slice of it, read as
+a slice) is then copied over, so that beside the model there is never more than one tensor in memory.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def load_model(
 ) -> Decoder:
     """Build the model on `device` and fill it. `local` may be a folder.
 
-    `collectives` carries all_reduce and all_gather where tp_size > 1. `load_format="dummy"` draws small random weights
-    from `seed` instead of reading any. `max_positions` shortens the rotary tables to the engine's context.
-    Raises ModelNotFound (no safetensors, unreadable), UnsupportedModel (tensors missing, unexpected or of another
-    shape), ConfigError (the model cannot be split over the ranks).
+    `collectives` carries all_reduce and all_gather where tp_size > 1. `load_format="dummy"` draws small
+    random weights from `seed` instead of reading any. `max_positions` shortens the rotary tables to the
+    engine's context. Raises ModelNotFound (no safetensors, unreadable), UnsupportedModel (tensors missing,
+    unexpected or of another shape), ConfigError (the model cannot be split over the ranks).
     """
     tp = TensorParallel(tp_rank, tp_size) if collectives is None else collectives
     if collectives is not None:
@@ -117,7 +117,8 @@ def _fill(model: Decoder, files: list[Path], progress: bool) -> None:
             if names
         ]
         raise UnsupportedModel(
-            f"the weights do not fit {model.config.architecture} as config.json describes it; {'; '.join(parts)}"
+            f"the weights do not fit the {model.config.architecture} that config.json describes; "
+            + "; ".join(parts)
         )
 
 
@@ -146,7 +147,7 @@ def _some(names: Iterable[str], most: int = 5) -> str:
 
 
 def _fill_randomly(model: Decoder, seed: int) -> None:
-    """Norm weights 1, all else normal with a small deviation, drawn on the device; each rank draws its own."""
+    """Norm weights 1, all else normal with a small deviation, drawn on the device, each rank its own."""
     generator = torch.Generator(model.device).manual_seed(seed * 1024 + model.tp.rank)
     for name, slot in model.slots():
         if name.endswith("norm.weight"):

@@ -1,8 +1,8 @@
 """The decoder's element-wise operations, as functions behind one table.
 
-`select_ops(device)` gives the table for a device; fused kernels replace entries of it there and nothing else changes.
-The functions here run everywhere and are the reference. All may overwrite their first argument (and `residual`): the
-caller uses results only.
+`select_ops(device)` gives the table for a device; fused kernels replace entries of it there and nothing else
+changes. The functions here run everywhere and are the reference. All may overwrite their first argument (and
+`residual`): the caller uses results only.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ def rotary_heads(
     """Split the merged projection into heads, norm q and k heads (Qwen3), rotate q and k.
 
     qkv [T, (num_heads + 2 num_kv_heads) * head_dim], a row being | q heads | k heads | v heads |; cos and sin
-    [T, 1, head_dim] in qkv's dtype, as models/rope.py lays them out. Returns q [T, num_heads, head_dim], k and v
-    [T, num_kv_heads, head_dim]: views of one buffer, whose last dimension is contiguous and whose rows are not.
+    [T, 1, head_dim] in qkv's dtype, as models/rope.py lays them out. Returns q [T, num_heads, head_dim], k
+    and v [T, num_kv_heads, head_dim]: views of one buffer, whose last dimension is contiguous and whose rows
+    are not.
     """
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, cos.shape[-1])
     q_and_k = heads[:, : num_heads + num_kv_heads]

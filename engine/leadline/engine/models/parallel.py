@@ -50,7 +50,7 @@ SINGLE = TensorParallel()
 
 
 def check_divisible(config: ModelConfig, size: int) -> None:
-    """Raise ConfigError unless the model can be split over `size` ranks. The vocabulary is padded, so it always can."""
+    """Raise ConfigError unless the model splits over `size` ranks. The vocabulary, padded, always does."""
     for name, value in (
         ("num_attention_heads", config.num_heads),
         ("intermediate_size", config.intermediate_size),
@@ -60,7 +60,8 @@ def check_divisible(config: ModelConfig, size: int) -> None:
     kv = config.num_kv_heads
     if kv % size and size % kv:
         raise ConfigError(
-            f"tensor_parallel {size} neither divides num_key_value_heads {kv} nor is a multiple of it{_hint(config)}"
+            f"tensor_parallel {size} neither divides num_key_value_heads {kv} nor is a multiple of it"
+            + _hint(config)
         )
 
 

@@ -1,4 +1,4 @@
-"""Family name → the class that builds it. All present families are one decoder; a new kind of decoder enters here."""
+"""Family name → the class that builds it. All present families are one decoder; another kind enters here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rotary position embedding: cos and sin tables for every type that models use.
 
-Tables are float32 [max_positions, head_dim]; the second half of a row repeats the first, with the sign of the rotation
-folded into sin, so that applying them to a head x = [x1 | x2] takes one swap of halves:
+Tables are float32 [max_positions, head_dim]; the second half of a row repeats the first, with the sign of
+the rotation folded into sin, so that applying them to a head x = [x1 | x2] takes one swap of halves:
 
     out = x * cos + [x2 | x1] * sin        cos = [c | c]   sin = [-s | s]
 
@@ -25,7 +25,8 @@ __all__ = ["inverse_frequencies", "rope_tables"]
 def rope_tables(
     rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and signed sin, each float32 [max_positions, head_dim]; scaled by the attention factor if there is one.
+    """cos and signed sin, each float32 [max_positions, head_dim]; scaled by the attention factor if there is
+    one.
 
     Computed on the CPU, then moved: every device and rank gets the same numbers.
     """
@@ -65,7 +66,7 @@ def _llama3(rope: RopeConfig, base: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: RopeConfig, base: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Pairs that turn more than beta_fast times over the original length stay, those below beta_slow are divided."""
+    """Pairs that turn over beta_fast times in the original length stay, those below beta_slow are divided."""
 
     def pair_with(rotations: float) -> float:
         turns = rope.original_max_position_embeddings / (rotations * 2 * math.pi)

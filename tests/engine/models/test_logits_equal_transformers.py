@@ -1,0 +1,123 @@
+"""Every family, switch, rope type and dtype: our logits against transformers' on the same checkpoint."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_checkpoints import build_reference, logits_of, reference_logits, reload_reference, save_reference
+
+from leadline.engine.models import load_model_config
+from leadline.engine.models.loader import load_model
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CASES = {
+    "llama": ("llama", {}),
+    "llama_tied": ("llama", {"tie_word_embeddings": True}),
+    "llama_attention_and_mlp_bias": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_wide_heads": ("llama", {"head_dim": 32}),
+    "llama_one_kv_head": ("llama", {"num_key_value_heads": 1}),
+    "llama_as_many_kv_heads": ("llama", {"num_key_value_heads": 6}),
+    "llama_linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}}),
+    "llama_dynamic": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
+    ),
+    "llama_llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama_yarn": ("llama", {"rope_parameters": YARN}),
+    "llama_yarn_attention_factor": ("llama", {"rope_parameters": {**YARN, "attention_factor": 0.7}}),
+    "llama_yarn_mscale": ("llama", {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}}),
+    "llama_yarn_betas_untruncated": (
+        "llama",
+        {"rope_parameters": {**YARN, "beta_fast": 16, "beta_slow": 2, "truncate": False}},
+    ),
+    "mistral": ("mistral", {}),
+    "mistral_wide_heads": ("mistral", {"head_dim": 16}),
+    "mistral_window_beyond_the_context": ("mistral", {"sliding_window": 256}),
+    "qwen2": ("qwen2", {}),
+    "qwen2_tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2_yarn": ("qwen2", {"rope_parameters": YARN}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3_tied_with_bias": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True, "attention_bias": True}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_float32_logits_equal_those_of_transformers(case, tmp_path):
+    family, changes = CASES[case]
+    reference = build_reference(family, **changes)
+    folder = save_reference(reference, tmp_path)
+    config = load_model_config(folder)
+    model = load_model(folder, config, dtype=torch.float32, device="cpu", progress=False)
+    ids = torch.randint(0, config.vocab_size, (200,))
+    expected = reference_logits(reference, ids)
+    assert expected.std() > 0.5  # the comparison below means something
+    torch.testing.assert_close(logits_of(model, ids), expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_16_bit_logits_are_close_to_the_float32_ones_of_transformers(family, dtype, tmp_path):
+    folder = save_reference(build_reference(family, head_dim=16).to(dtype), tmp_path)
+    config = load_model_config(folder)
+    assert config.dtype == str(dtype).removeprefix("torch.")
+    model = load_model(folder, config, dtype=dtype, device="cpu", progress=False)
+    ids = torch.randint(0, config.vocab_size, (64,))
+    ours = logits_of(model, ids)
+    assert ours.dtype == dtype
+    expected = reference_logits(reload_reference(folder, torch.float32), ids)
+    theirs = reference_logits(reload_reference(folder, dtype), ids).float()
+    error, theirs_error = (ours.float() - expected).abs().mean(), (theirs - expected).abs().mean()
+    # As good as transformers in the same precision, give or take the order of roundings.
+    assert error < 1.5 * theirs_error
+    assert error < 0.03 * expected.std()
+
+
+def test_a_checkpoint_can_be_loaded_in_another_dtype_than_its_own(tmp_path):
+    folder = save_reference(build_reference("llama").to(torch.bfloat16), tmp_path)
+    model = load_model(folder, load_model_config(folder), dtype=torch.float32, device="cpu", progress=False)
+    ids = torch.arange(50)
+    expected = reference_logits(reload_reference(folder, torch.float32), ids)
+    torch.testing.assert_close(logits_of(model, ids), expected, atol=2e-4, rtol=1e-4)
+
+
+def test_a_chunk_of_a_sequence_takes_its_rotation_from_the_positions_given(tmp_path):
+    reference = build_reference("qwen3", head_dim=16)
+    folder = save_reference(reference, tmp_path)
+    model = load_model(folder, load_model_config(folder), dtype=torch.float32, device="cpu", progress=False)
+    ids = torch.arange(40)
+    seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def attend_with_memory(layer, q, k, v):
+        if layer in seen:
+            k, v = torch.cat((seen[layer][0], k)), torch.cat((seen[layer][1], v))
+        seen[layer] = (k, v)
+        scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(q.shape[1] // k.shape[1], dim=1))
+        future = torch.ones(len(q), len(k), dtype=torch.bool).triu(len(k) - len(q) + 1)
+        weights = (scores / q.shape[-1] ** 0.5).masked_fill(future, float("-inf")).softmax(dim=-1)
+        return torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(q.shape[1] // v.shape[1], dim=1))
+
+    with torch.inference_mode():
+        for part in (slice(0, 17), slice(17, 18), slice(18, 40)):
+            hidden = model.forward(ids[part], torch.arange(40)[part], attend_with_memory)
+            logits = model.compute_logits(hidden)
+    torch.testing.assert_close(logits, reference_logits(reference, ids)[18:], atol=2e-4, rtol=1e-4)
+
+
+def test_the_model_reports_the_shapes_the_runner_needs(tmp_path):
+    folder = save_reference(build_reference("qwen3", head_dim=16), tmp_path)
+    model = load_model(folder, load_model_config(folder), dtype=torch.float32, device="cpu", progress=False)
+    assert (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim) == (3, 6, 2, 16)
+    assert (model.vocab_size, model.dtype) == (101, torch.float32)

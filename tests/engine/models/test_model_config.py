@@ -1,0 +1,170 @@
+"""config.json and generation_config.json: what is read, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny_checkpoints import BASE
+
+from leadline.engine.errors import ModelNotFound, UnsupportedModel
+from leadline.engine.models import load_model_config
+
+LLAMA = {**BASE, "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rope_theta": 10000.0}
+
+
+def write(folder, config, generation=None):
+    (folder / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def qwen2(**changes):
+    return {**BASE, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 128, **changes}
+
+
+def mistral(**changes):
+    return {**BASE, "architectures": ["MistralForCausalLM"], **changes}
+
+
+def test_shapes_are_read(tmp_path):
+    config = load_model_config(write(tmp_path, LLAMA))
+    assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (101, 48, 80)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (3, 6, 2, 8)
+    assert config.rms_norm_eps == 1e-5
+    assert config.max_model_len == 256
+    assert not config.tie_word_embeddings
+
+
+def test_an_absent_num_key_value_heads_means_as_many_as_heads(tmp_path):
+    fields = {name: value for name, value in LLAMA.items() if name != "num_key_value_heads"}
+    assert load_model_config(write(tmp_path, fields)).num_kv_heads == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "biases"),
+    [
+        (LLAMA, (False, False, False)),
+        ({**LLAMA, "attention_bias": True}, (True, True, False)),
+        ({**LLAMA, "mlp_bias": True}, (False, False, True)),
+        (qwen2(), (True, False, False)),
+        ({**BASE, "architectures": ["Qwen3ForCausalLM"], "attention_bias": True}, (True, True, False)),
+        ({**BASE, "architectures": ["Qwen3ForCausalLM"]}, (False, False, False)),
+    ],
+)
+def test_biases_follow_the_family_and_the_config(changes, biases, tmp_path):
+    config = load_model_config(write(tmp_path, changes))
+    assert (config.attention_bias, config.o_bias, config.mlp_bias) == biases
+
+
+def test_a_qwen3_without_head_dim_has_128(tmp_path):
+    config = load_model_config(write(tmp_path, {**BASE, "architectures": ["Qwen3ForCausalLM"]}))
+    assert config.head_dim == 128
+    assert config.qk_norm
+
+
+@pytest.mark.parametrize(
+    ("in_config", "in_generation", "expected"),
+    [
+        (2, None, (2,)),
+        ([2, 3], None, (2, 3)),
+        (2, [7, 2, 9], (7, 2, 9)),
+        (None, 5, (5,)),
+        (0, 3, (3, 0)),
+        (None, None, ()),
+    ],
+)
+def test_every_eos_id_of_both_files_counts(in_config, in_generation, expected, tmp_path):
+    write(tmp_path, {**LLAMA, "eos_token_id": in_config}, {"eos_token_id": in_generation})
+    assert load_model_config(tmp_path).eos_token_ids == expected
+
+
+def test_generation_defaults_are_exposed(tmp_path):
+    write(tmp_path, LLAMA, {"do_sample": True, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05})
+    defaults = load_model_config(tmp_path).generation
+    assert (defaults.do_sample, defaults.temperature, defaults.top_k) == (True, 0.6, 20)
+    assert defaults.repetition_penalty == 1.05
+    assert defaults.top_p is None
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_the_checkpoints_dtype_is_read_in_both_spellings(name, tmp_path):
+    assert load_model_config(write(tmp_path, {**LLAMA, name: "bfloat16"})).dtype == "bfloat16"
+
+
+def test_yarn_reaches_beyond_a_max_position_embeddings_left_at_the_original_length(tmp_path):
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    assert load_model_config(write(tmp_path, qwen2(rope_scaling=scaling))).max_model_len == 1024
+
+
+def test_dynamic_ends_where_its_frequencies_would_change(tmp_path):
+    scaling = {"type": "dynamic", "factor": 4.0}
+    assert load_model_config(write(tmp_path, {**LLAMA, "rope_scaling": scaling})).max_model_len == 256
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({**LLAMA, "architectures": ["GPT2LMHeadModel"]}, "architectures.*LlamaForCausalLM, Mistral"),
+        ({**LLAMA, "architectures": ["XForCausalLM"], "auto_map": {"AutoModel": "x.X"}}, "auto_map"),
+        ({**LLAMA, "architectures": None}, "architectures"),
+        ({**LLAMA, "quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
+        ({**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({**LLAMA, "rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.*'longrope'"),
+        ({**LLAMA, "rope_parameters": {"rope_type": "su"}}, "rope_parameters.*'su'"),
+        ({**LLAMA, "rope_scaling": {"type": "linear"}}, "rope_scaling.*lacks factor"),
+        ({**LLAMA, "rope_scaling": {"type": "llama3", "factor": 8.0}}, "lacks low_freq_factor"),
+        (
+            {**LLAMA, "rope_scaling": {"type": "linear", "factor": "two"}},
+            "rope_scaling.factor must be a number",
+        ),
+        ({**LLAMA, "rope_scaling": "linear"}, "rope_scaling must be an object"),
+        ({**LLAMA, "rope_parameters": {"full_attention": {}, "sliding_attention": {}}}, "by layer type"),
+        ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({**LLAMA, "torch_dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn'"),
+        ({**LLAMA, "hidden_size": None}, "lacks hidden_size"),
+        ({**LLAMA, "num_hidden_layers": "3"}, "num_hidden_layers must be a positive integer"),
+        ({**LLAMA, "num_attention_heads": 5}, "hidden_size 48 is no multiple"),
+        ({**LLAMA, "num_key_value_heads": 4}, "num_attention_heads 6 is no multiple"),
+        ({**LLAMA, "head_dim": 7}, "head_dim 7 is odd"),
+        ({**LLAMA, "layer_types": ["linear_attention"] * 3}, "layer_types"),
+        ({**LLAMA, "layer_types": ["sliding_attention"] * 3, "sliding_window": 64}, "sliding_window 64"),
+        (mistral(sliding_window=128), "sliding_window 128"),
+        (mistral(max_position_embeddings=8192), "sliding_window 4096"),
+        (qwen2(use_sliding_window=True, max_window_layers=2), "sliding_window 128"),
+        (
+            qwen2(use_sliding_window=True, layer_types=["full_attention"] * 2 + ["sliding_attention"]),
+            "sliding_window 128",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(config, field, tmp_path):
+    with pytest.raises(UnsupportedModel, match=field):
+        load_model_config(write(tmp_path, config))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        mistral(sliding_window=None),
+        mistral(sliding_window=256),
+        qwen2(use_sliding_window=False),
+        qwen2(use_sliding_window=True, max_window_layers=3),
+        qwen2(use_sliding_window=True, layer_types=["full_attention"] * 3),
+        qwen2(use_sliding_window=True, max_window_layers=0, sliding_window=4096),
+    ],
+)
+def test_a_sliding_window_that_hides_nothing_is_accepted(config, tmp_path):
+    assert load_model_config(write(tmp_path, config)).num_layers == 3
+
+
+def test_a_folder_without_config_is_no_model(tmp_path):
+    with pytest.raises(ModelNotFound, match=r"config\.json"):
+        load_model_config(tmp_path)
+
+
+def test_a_broken_config_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelNotFound, match=r"config\.json cannot be read"):
+        load_model_config(tmp_path)

@@ -1,0 +1,77 @@
+"""Tiny random checkpoints written by transformers, the oracle of these tests, and a plain attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+BASE: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def build_reference(family: str, seed: int = 0, **changes: Any) -> Any:
+    """A transformers model of `family` with random weights, biases and norm weights included."""
+    import transformers
+
+    classes = {
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    }
+    config_class, model_class = classes[family]
+    fields = {**BASE, **({"sliding_window": None} if family == "mistral" else {}), **changes}
+    torch.manual_seed(seed)
+    model = model_class(config_class(**fields)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0.0, 0.3)
+            elif "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+    return model
+
+
+def save_reference(model: Any, folder: Path, **options: Any) -> Path:
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+def reload_reference(folder: Path, dtype: torch.dtype) -> Any:
+    """Read afresh, since .to() would round the rotary frequencies as well, which loading does not."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+def causal_attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention over one sequence, heads as models/base.py has them."""
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+@torch.inference_mode()
+def logits_of(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
+    """Our model's logits at every position of one sequence."""
+    positions = torch.arange(len(input_ids))
+    return model.compute_logits(model.forward(input_ids, positions, causal_attend))
+
+
+@torch.inference_mode()
+def reference_logits(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
+    return model(input_ids[None]).logits[0]
