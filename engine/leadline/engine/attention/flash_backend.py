@@ -69,8 +69,8 @@ class FlashBackend:
         decodes = batch.num_decodes
         if batch.num_rows == decodes:
             return
-        # cu_q counts from the step's first token; the chunks' packed queries start after the decode rows'
-        # one each. lf._cu_chunks = batch.cu_q[decodes:] - decodes
+        # cu_q counts from the step's first token; the chunks' packed queries start after the decode rows.
+        self._cu_chunks = batch.cu_q[decodes:] - decodes
         self._fresh = (
             self._fa3 is not None
             and batch.query_lens_host[decodes:] == batch.context_lens_host[decodes : batch.num_rows]
