@@ -1,9 +1,8 @@
 """An engine core that misbehaves on command, for tests of the process around it. Its tokens count up from
 100.
 
-What it does is written into the prompt: [CRASH] raises in the step, [EXIT] leaves the process, [SLOW] takes
-50 ms a step, [REFUSE] is refused at the door. It loads the folder that config.model names only to say so
-(`Resolved`).
+The first token of a prompt says what it does: CRASH raises in the step, EXIT leaves the process, SLOW takes
+50 ms a step, REFUSE is refused at the door.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from leadline.engine.core.stats import SchedulerStats
 from leadline.engine.errors import ConfigError, QueueFull
 from leadline.engine.messages import CoreOutput, CoreRequest
 
-CRASH, EXIT, SLOW, REFUSE = 1, 2, 3, 4
+CRASH, EXIT, SLOW, REFUSE = 40_001, 40_002, 40_003, 40_004
 
 
 class ScriptedCore:
@@ -45,11 +44,11 @@ class ScriptedCore:
         outputs = []
         for request_id, (request, done) in list(self._live.items()):
             match request.prompt_token_ids[0]:
-                case 1:
+                case 40_001:
                     raise ZeroDivisionError("a bug in the core")
-                case 2:
+                case 40_002:
                     os._exit(9)
-                case 3:
+                case 40_003:
                     time.sleep(0.05)
             done += 1
             last = done >= (request.sampling.max_tokens or 16)

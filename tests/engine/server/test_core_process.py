@@ -26,7 +26,7 @@ from leadline.engine.sampling_params import SamplingParams
 
 FACTORY = "scripted_core:build"
 HERE = Path(__file__).parent
-COUNT, CRASH, EXIT, SLOW, REFUSE = 50, 1, 2, 3, 4
+COUNT, CRASH, EXIT, SLOW, REFUSE = 50, 40_001, 40_002, 40_003, 40_004
 
 
 @pytest.fixture(autouse=True)

@@ -87,7 +87,7 @@ def _endpoint(handler: Handler, state: ServerState, keyed: bool) -> Callable[[Re
             return Response(status_code=499)  # goes nowhere
         except Exception as error:
             answer = api_error(error)
-            if answer.code in ("internal_error", "engine_dead"):
+            if answer.code == "internal_error":
                 log_failure(error, answer)
             return error_response(answer)
 
