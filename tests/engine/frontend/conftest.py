@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, trainers
+from tokenizers import decoders, models, normalizers, processors, trainers
 
 from leadline.engine.frontend.tokenizer import Tokenizer
 from leadline.engine.hub import resolve_model
@@ -45,6 +45,7 @@ def sentencepiece_backend() -> Backend:
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return backend
 
 
@@ -57,8 +58,6 @@ def sentencepiece_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "bos_token": "<s>",
         "eos_token": {"__type": "AddedToken", "content": "</s>", "normalized": False, "special": True},
         "unk_token": "<unk>",
-        "add_bos_token": True,
-        "add_eos_token": False,
         "extra_special_tokens": ["<|turn|>"],
         "chat_template": "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}",
     }

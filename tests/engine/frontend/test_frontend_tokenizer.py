@@ -61,7 +61,7 @@ def test_it_knows_the_same_special_tokens_as_transformers(tokenizer, reference):
     assert tokenizer.chat_template == reference.chat_template
 
 
-def test_flags_and_tokens_that_only_the_config_names_are_honoured(sentencepiece, sentencepiece_folder):
+def test_tokens_that_only_the_config_names_are_added(sentencepiece, sentencepiece_folder):
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(sentencepiece_folder)

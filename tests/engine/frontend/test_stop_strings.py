@@ -9,7 +9,7 @@ from leadline.engine.frontend.stop import StopStrings
 
 
 def naive(text: str, stops: list[str], include: bool, armed_from: int = 0) -> tuple[str, str | None]:
-    """The definition: the stop string complete first (after `armed_from` characters); the longest of several."""
+    """The definition: the stop string complete first (from `armed_from` on); the longest of several."""
     for end in range(armed_from + 1, len(text) + 1):
         hits = [stop for stop in stops if text[:end].endswith(stop)]
         if hits:

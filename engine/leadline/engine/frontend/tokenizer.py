@@ -5,6 +5,10 @@ template files) and the map from a token id to the bytes it stands for. Uses the
 directly: it is fast, it releases the GIL, and it spares the process the import of transformers. Depends on
 nothing of the room but `errors`, so that the gateway can render and tokenize with the same code.
 
+Which special tokens surround a text is the post-processor's business in `tokenizer.json`; like transformers 5
+we do not read `add_bos_token` and `add_eos_token` in `tokenizer_config.json` when there is a
+`tokenizer.json`.
+
 A `Tokenizer` is never changed after `load` and may be used from any number of threads.
 """
 
@@ -16,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 from leadline.engine.errors import ModelNotFound, RequestError, UnsupportedModel
 from leadline.engine.frontend.pieces import PieceTable
@@ -55,7 +59,6 @@ class Tokenizer:
         self.chat_templates = templates
         self.special_tokens = _special_tokens(config)
         _add_missing_tokens(backend, config, self.special_tokens)
-        _apply_bos_eos_flags(backend, config, self.special_tokens)
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -222,23 +225,6 @@ def _add_missing_tokens(
         backend.add_tokens(missing)
 
 
-def _apply_bos_eos_flags(
-    backend: tokenizers.Tokenizer, config: dict[str, Any], specials: dict[str, str]
-) -> None:
-    """`add_bos_token` / `add_eos_token` in tokenizer_config.json override the post-processor of
-    tokenizer.json."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    bos, eos = specials.get("bos_token"), specials.get("eos_token")
-    before = [bos] if config.get("add_bos_token") and bos is not None else []
-    after = [eos] if config.get("add_eos_token") and eos is not None else []
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*before, "$A", *after],
-        pair=[*before, "$A", *after, *before, "$B", *after],
-        special_tokens=[(token, backend.token_to_id(token)) for token in dict.fromkeys(before + after)],
-    )
-
-
 def _through_transformers(
     folder: Path, config: dict[str, Any]
 ) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
@@ -259,11 +245,8 @@ def _through_transformers(
             f"the tokenizer of {folder} ({type(loaded).__name__}) has no tokenizer.json form; "
             "convert it with `AutoTokenizer.from_pretrained(...).save_pretrained(folder)`"
         )
-    # transformers has applied added tokens and bos/eos flags already; only names and templates are left to
-    # read.
-    merged = {
-        k: v for k, v in config.items() if k not in ("add_bos_token", "add_eos_token", "added_tokens_decoder")
-    }
+    # transformers has added the listed tokens already; only names and templates are left to read.
+    merged = {name: value for name, value in config.items() if name != "added_tokens_decoder"}
     for name in _NAMED_SPECIALS:
         if (value := getattr(loaded, name, None)) is not None:
             merged[name] = str(value)
