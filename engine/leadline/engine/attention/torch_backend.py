@@ -2,8 +2,8 @@
 
 Decode rows are attended together. The queries of one KV head are stacked, so KV heads are never repeated:
 
-    q  [rows, num_heads, head_dim] -> [rows, num_kv_heads, group, head_dim]     group = num_heads / num_kv_heads
-    k  gathered cache rows         -> [rows, num_kv_heads, max context, head_dim]    (a view, not copied again)
+    q  [rows, num_heads, head_dim] -> [rows, num_kv_heads, group, head_dim]   group = num_heads / num_kv_heads
+    k  gathered cache rows         -> [rows, num_kv_heads, max context, head_dim]  (a view, not copied again)
     scores [rows, num_kv_heads, group, max context] + length mask
 
 A row shorter than the longest reads its own last token again in place of the tokens it lacks, and masks

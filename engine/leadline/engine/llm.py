@@ -1,0 +1,224 @@
+"""Offline use: prompts in, finished texts out, in input order.
+
+    llm = LLM("smollm2")
+    for output in llm.generate(["The capital of France is", [1, 2, 3]], max_tokens=20, temperature=0):
+        print(output.outputs[0].text)
+
+The engine core runs in this process and in the caller's thread; nothing happens between calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from leadline.engine.config import EngineConfig
+from leadline.engine.engine_core import EngineCore, calm_garbage_collector
+from leadline.engine.errors import EngineError, QueueFull, RequestError
+from leadline.engine.frontend.chat import ChatRenderer
+from leadline.engine.frontend.collector import OutputCollector
+from leadline.engine.frontend.output_processor import OutputProcessor
+from leadline.engine.frontend.tokenizer import Tokenizer
+from leadline.engine.frontend.validation import RequestBuilder
+from leadline.engine.hub import resolve_model
+from leadline.engine.messages import CoreRequest
+from leadline.engine.outputs import OutputDelta, RequestOutput
+from leadline.engine.sampling_params import SamplingParams
+
+__all__ = ["LLM"]
+
+Prompt = str | Sequence[int]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """One model, loaded and ready. Not safe for threads."""
+
+    def __init__(self, model: str, *, progress: bool = True, **settings: Any) -> None:
+        """Load `model` (smollm2, hf://org/name, file:///path or a path); `settings` are EngineConfig's
+        fields.
+
+        Raises ConfigError, ModelNotFound, Unauthorized, UnsupportedModel, OutOfMemory.
+        """
+        self.config = EngineConfig(model=model, **settings).validate()
+        local = resolve_model(model, download_dir=self.config.download_dir, progress=progress)
+        self.tokenizer = Tokenizer.load(local.path)
+        self.core = EngineCore(self.config, local, progress=progress)
+        self.chat_renderer = ChatRenderer(self.tokenizer.chat_templates, self.tokenizer.special_tokens)
+        self._builder = RequestBuilder(
+            self.config,
+            self.core.model_config,
+            self.tokenizer,
+            self.core.max_model_len,
+            self.core.num_kv_blocks * self.config.block_size,
+        )
+        self._processor = OutputProcessor(self.tokenizer)
+        self._next_id = 0
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and output together, in tokens."""
+        return self.core.max_model_len
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json recommends."""
+        return self._builder.sampling_params({})
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts: strings or token ids, one or many. Results come in input order.
+
+        sampling_params: one for all, or one a prompt; None takes the model's recommended defaults.
+        max_tokens and temperature override it. Without max_tokens a sequence may run to the context limit.
+        Raises RequestError before anything runs if one of the requests cannot be served, EngineError if the
+        engine fails in between.
+        """
+        return self._run(_as_list(prompts), sampling_params, max_tokens, temperature, use_tqdm, True)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: Params = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several, through the model's chat template. Else as `generate`."""
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = messages if several else [messages]
+        prompts = [self.chat_renderer.render(conversation, tools=tools) for conversation in conversations]
+        return self._run(prompts, sampling_params, max_tokens, temperature, use_tqdm, False)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget cached prefixes; returns how many blocks were dropped."""
+        return self.core.reset_prefix_cache()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: Params,
+        max_tokens: int | None,
+        temperature: float | None,
+        use_tqdm: bool,
+        add_special_tokens: bool,
+    ) -> list[RequestOutput]:
+        params = self._params(sampling_params, len(prompts), max_tokens, temperature)
+        requests = []
+        for prompt, one in zip(prompts, params, strict=True):
+            self._next_id += 1
+            requests.append(
+                self._builder.build(
+                    prompt, one, add_special_tokens=add_special_tokens, request_id=f"llm-{self._next_id}"
+                )
+            )
+        with calm_garbage_collector():
+            return self._complete(prompts, requests, use_tqdm)
+
+    def _params(
+        self, given: Params, count: int, max_tokens: int | None, temperature: float | None
+    ) -> list[SamplingParams]:
+        if given is None:
+            given = self.default_sampling_params()
+        each = [given] * count if isinstance(given, SamplingParams) else list(given)
+        if len(each) != count:
+            raise RequestError(
+                f"there are {count} prompts and {len(each)} sampling_params; give one, or one a prompt",
+                param="sampling_params",
+            )
+        changes: dict[str, Any] = {}
+        if max_tokens is not None:
+            changes["max_tokens"] = max_tokens
+        if temperature is not None:
+            changes["temperature"] = temperature
+        return [msgspec.structs.replace(one, **changes) for one in each] if changes else each
+
+    def _complete(
+        self, prompts: Sequence[Prompt], requests: list[CoreRequest], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        from tqdm import tqdm
+
+        collectors = {
+            request.request_id: OutputCollector(
+                request.request_id,
+                prompt if isinstance(prompt, str) else None,
+                request.prompt_token_ids,
+                request.sampling.n,
+            )
+            for prompt, request in zip(prompts, requests, strict=True)
+        }
+        pending = deque(requests)
+        ready: deque[CoreRequest] = deque()
+        bar = tqdm(total=len(requests), desc="requests", unit="req", disable=not use_tqdm, dynamic_ncols=True)
+        started, tokens = time.monotonic(), 0
+        try:
+            while pending or ready or self.core.has_work():
+                self._feed(pending, ready)
+                for output in self.core.step():
+                    tokens += len(output.new_token_ids)
+                    deltas, aborts = self._processor.process(output)
+                    for child in aborts:
+                        self.core.abort(child)
+                    for delta in deltas:
+                        if collectors[delta.request_id].add(delta):
+                            bar.update()
+                            bar.set_postfix_str(f"{tokens / (time.monotonic() - started):,.0f} tok/s")
+        except BaseException:
+            self._abandon(requests)
+            raise
+        finally:
+            bar.close()
+        for collector in collectors.values():
+            if collector.error is not None:
+                raise EngineError(_describe(collector.error))
+        return [collectors[request.request_id].result() for request in requests]
+
+    def _feed(self, pending: deque[CoreRequest], ready: deque[CoreRequest]) -> None:
+        """Give the core as many sequences as it takes. `ready` holds those of a request that did not all
+        fit."""
+        try:
+            while pending or ready:
+                if not ready:
+                    ready.extend(self._processor.add(pending.popleft()))
+                while ready:
+                    self.core.add_request(ready[0])
+                    ready.popleft()
+        except QueueFull:
+            if not self.core.has_work():
+                raise
+
+    def _abandon(self, requests: list[CoreRequest]) -> None:
+        """Leave nothing behind in the core after an interruption."""
+        for request in requests:
+            for child in self._processor.abort(request.request_id):
+                self.core.abort(child)
+        while self.core.has_work():
+            self.core.step()
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt (a string, or a sequence of ids) or many → many."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _describe(delta: OutputDelta) -> str:
+    if delta.error is not None:
+        return delta.error
+    what = {"queue_timeout": "waited longer than its queue timeout", "deadline": "passed its deadline"}
+    return f"request {delta.request_id} {what.get(delta.finish_reason or '', 'failed')}"

@@ -1,0 +1,180 @@
+"""From an EngineConfig to a runner: device, dtype, weights, context length, pool size."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from leadline.engine.attention import AttentionSpec, make_backend
+from leadline.engine.config import EngineConfig
+from leadline.engine.core.plan import NewSeq, StepPlan, StepRow
+from leadline.engine.errors import ConfigError, OutOfMemory
+from leadline.engine.hub.local import LocalModel
+from leadline.engine.models.base import CausalLM
+from leadline.engine.models.config import ModelConfig
+from leadline.engine.models.loader import load_model
+from leadline.engine.runner.memory import block_bytes, fit_context, gpu_kv_bytes, out_of_memory_is_typed
+from leadline.engine.runner.model_runner import ModelRunner, allocate_kv
+from leadline.engine.sampling_params import SamplingParams
+
+__all__ = ["build_runner", "resolve_context", "resolve_device", "resolve_dtype"]
+
+
+def resolve_device(config: EngineConfig) -> torch.device:
+    """Raises ConfigError if CUDA is asked for and absent."""
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("device 'cuda' was asked for, but torch sees no CUDA device; use 'auto' or 'cpu'")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def resolve_dtype(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> torch.dtype:
+    """auto: the checkpoint's on GPU, float32 on CPU."""
+    name = config.dtype
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else model_config.dtype
+    return getattr(torch, name)  # type: ignore[no-any-return]
+
+
+def resolve_context(config: EngineConfig, model_config: ModelConfig) -> int:
+    """Tokens of the longest sequence, before the pool's size is known. Raises ConfigError above the
+    model's."""
+    limit = model_config.max_model_len
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} is above the model's own limit of {limit} tokens; lower "
+            "it, or set rope scaling in the model's config.json"
+        )
+    return config.max_model_len or limit
+
+
+def set_cpu_threads(config: EngineConfig) -> None:
+    """`cpu_threads`, or every core this process may use unless OMP_NUM_THREADS says otherwise."""
+    if config.cpu_threads is not None:
+        torch.set_num_threads(config.cpu_threads)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+
+def build_runner(
+    config: EngineConfig, local: LocalModel, model_config: ModelConfig, *, progress: bool = True
+) -> tuple[ModelRunner, int]:
+    """Load the model and allocate its KV cache. Returns the runner and the context length it can serve.
+
+    Raises ConfigError, UnsupportedModel, ModelNotFound, OutOfMemory.
+    """
+    if config.tensor_parallel != 1:
+        raise ConfigError(
+            f"tensor_parallel must be 1 here, not {config.tensor_parallel}: this engine runs one GPU"
+        )
+    device = resolve_device(config)
+    dtype = resolve_dtype(config, model_config, device)
+    length = resolve_context(config, model_config)
+    if device.type == "cpu":
+        set_cpu_threads(config)
+    with out_of_memory_is_typed(config, "while loading weights"):
+        model = load_model(
+            local,
+            model_config,
+            dtype=dtype,
+            device=device,
+            load_format=config.load_format,
+            progress=progress,
+            seed=config.seed,
+            max_positions=length,
+        )
+    num_blocks, length = _size_pool(config, model, length, device)
+    with out_of_memory_is_typed(config, "while allocating the KV cache"):
+        return _make_runner(config, model, num_blocks, length, device), length
+
+
+def _size_pool(config: EngineConfig, model: CausalLM, length: int, device: torch.device) -> tuple[int, int]:
+    size = block_bytes(model, config.block_size)
+    if config.num_kv_blocks is not None:
+        num_blocks = config.num_kv_blocks
+    elif device.type == "cpu":
+        num_blocks = config.cpu_kv_bytes // size
+    else:
+        with out_of_memory_is_typed(config, "in the profile run of the largest step"):
+            available = gpu_kv_bytes(config, device, lambda: _profile(config, model, length, device))
+        if available < size:
+            total = torch.cuda.mem_get_info(device)[1]
+            need = (size - available) / total
+            raise OutOfMemory(
+                "weights and activations leave no room for the KV cache at gpu_memory_utilization "
+                f"{config.gpu_memory_utilization:g}: {-available / 2**20:,.0f} MiB too little. Raise it by at "
+                f"least {need:.2f}, lower max_num_batched_tokens (now "
+                f"{config.max_num_batched_tokens:,}) or max_concurrent_requests (now {config.max_concurrent_requests:,}); max_model_len (now "
+                f"{length:,}) decides how much cache one sequence needs"
+            )
+        num_blocks = available // size
+    return num_blocks, fit_context(config, length, num_blocks, size, device)
+
+
+def _make_runner(
+    config: EngineConfig, model: CausalLM, num_blocks: int, length: int, device: torch.device
+) -> ModelRunner:
+    spec = AttentionSpec(
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=config.block_size,
+        scale=model.head_dim**-0.5,
+        dtype=model.dtype,
+        device=device,
+        max_rows=config.max_concurrent_requests,
+        max_model_len=length,
+    )
+    return ModelRunner(
+        model,
+        make_backend(config.attention_backend, spec),
+        allocate_kv(model, num_blocks, config.block_size, device),
+        block_size=config.block_size,
+        max_slots=config.max_concurrent_requests,
+        max_model_len=length,
+        device=device,
+    )
+
+
+def _profile(config: EngineConfig, model: CausalLM, length: int, device: torch.device) -> None:
+    """One step of max_num_batched_tokens tokens with every row sampled the most expensive way.
+
+    All layers share one layer's cache: the step's own tokens are all it has to hold.
+    """
+    budget, size, rows = config.max_num_batched_tokens, config.block_size, config.max_concurrent_requests
+    longest = min(length, config.prefill_chunk or length)
+    num_long = min(-(-budget // longest), rows)
+    counts = [1] * (rows - num_long)
+    rest = budget - len(counts)
+    for _ in range(num_long):
+        counts.append(max(1, min(rest, longest)))
+        rest -= counts[-1]
+    counts.sort()
+    needs = [-(-count // size) for count in counts]
+    one_layer = _OneLayerView(model)
+    runner = _make_runner(config, one_layer, sum(needs), length, device)
+    runner.model, runner.kv_cache = model, runner.kv_cache * model.num_layers
+    plan, first = StepPlan(0), 0
+    # The sampling of every feature at once peaks highest: float32 logits, a sort, noise, counts.
+    sampling = SamplingParams(temperature=1.0, top_p=0.9, logprobs=config.max_logprobs)
+    for slot, (count, need) in enumerate(zip(counts, needs, strict=True)):
+        blocks = list(range(first, first + need))
+        first += need
+        plan.entered.append(NewSeq(slot, slot, [0] * count, count, sampling, slot, blocks))
+        plan.rows.append(StepRow(slot, 0, count, True))
+    runner.launch(plan).wait()
+
+
+class _OneLayerView:
+    """A model's shapes with a single layer, to allocate one layer's cache."""
+
+    num_layers = 1
+
+    def __init__(self, model: CausalLM) -> None:
+        self.num_heads = model.num_heads
+        self.num_kv_heads = model.num_kv_heads
+        self.head_dim = model.head_dim
+        self.vocab_size = model.vocab_size
+        self.dtype = model.dtype

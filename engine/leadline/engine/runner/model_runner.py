@@ -1,0 +1,132 @@
+"""The model runner: executes step plans on one device.
+
+    launch(plan):  apply (released, entered, grown) ──▶ build inputs ──▶ compute ──▶ copy to host ──▶ handle
+
+`launch` never waits for the device: everything it needs is on the host already, or stays on the device
+(`SlotTables.last_token`). The KV cache is a plain list of (k, v) tensors, one pair a layer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from leadline.engine.attention import AttentionBackend
+from leadline.engine.core.plan import StepPlan
+from leadline.engine.models.base import CausalLM
+from leadline.engine.runner.handle import RunnerHandle, start_copy
+from leadline.engine.runner.inputs import InputBuilder, StepInputs
+from leadline.engine.runner.prompt_logprobs import prompt_logprobs
+from leadline.engine.runner.slots import SlotTables
+from leadline.engine.sampling import Sampler
+from leadline.engine.sampling.state import LOGPROBS
+
+__all__ = ["KVCache", "ModelRunner", "allocate_kv"]
+
+KVCache = list[tuple[torch.Tensor, torch.Tensor]]
+
+_PROMPT_LOGPROB_ROWS = 128
+"""Positions whose logits exist at once while prompt logprobs are computed."""
+
+
+def allocate_kv(model: CausalLM, num_blocks: int, block_size: int, device: torch.device) -> KVCache:
+    """Zeroed k and v, [num_blocks, block_size, num_kv_heads, head_dim], for each layer."""
+    shape = (num_blocks, block_size, model.num_kv_heads, model.head_dim)
+    return [
+        (
+            torch.zeros(shape, dtype=model.dtype, device=device),
+            torch.zeros(shape, dtype=model.dtype, device=device),
+        )
+        for _ in range(model.num_layers)
+    ]
+
+
+class ModelRunner:
+    """Implements `core.plan.Runner`. Plans must be launched in order, from one thread."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        backend: AttentionBackend,
+        kv_cache: KVCache,
+        *,
+        block_size: int,
+        max_slots: int,
+        max_model_len: int,
+        device: torch.device,
+    ) -> None:
+        self.model = model
+        self.backend = backend
+        self.kv_cache = kv_cache
+        self.device = device
+        self.block_size = block_size
+        self.num_blocks = kv_cache[0][0].shape[0]
+        self.tables = SlotTables(max_slots, -(-max_model_len // block_size), device)
+        self.sampler = Sampler(max_slots, model.vocab_size, device)
+        self.inputs = InputBuilder(self.tables, block_size)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> RunnerHandle:
+        """Start the step. Raises torch's OutOfMemoryError if activations do not fit."""
+        self.sampler.release(plan.released)
+        self.sampler.enter(plan.entered)
+        self.tables.apply(plan)
+        inputs = self.inputs.build(plan)
+        hidden, logits = self.compute(inputs)
+
+        handle = RunnerHandle(plan.step_id, None, None)
+        if logits is not None:
+            tokens, logprobs = self.sampler.sample(
+                logits,
+                inputs.host_sample_slots,
+                inputs.sample_slots,
+                inputs.sample_positions,
+                plan.masks,
+            )
+            self.tables.last_token.index_copy_(0, inputs.sample_slots, tokens)
+            handle.tokens = start_copy(tokens)
+            if logprobs is not None:
+                state, slots = self.sampler.state, inputs.host_sample_slots
+                rows = np.flatnonzero(state.flags[slots] & LOGPROBS)
+                handle.logprobs = logprobs.to_host()
+                handle.logprob_rows = rows.tolist()
+                handle.logprob_counts = state.num_logprobs[slots[rows]].tolist()
+        handle.prompt_slots = [row.slot for row in plan.rows if row.prompt_logprobs]
+        if handle.prompt_slots:
+            top = self.sampler.state.num_prompt_logprobs
+            handle.prompt_parts = prompt_logprobs(
+                plan, inputs, hidden, self.model, self.tables, top, _PROMPT_LOGPROB_ROWS
+            )
+        if self.device.type == "cuda":
+            handle.event = torch.cuda.Event()
+            handle.event.record()
+        return handle
+
+    def compute(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Tensors in, tensors out: hidden states [T, hidden] and the logits [S, vocab] of the rows that
+        sample.
+
+        Reads `last_token`, writes the KV cache; looks at no host data but the shapes in `inputs`.
+        """
+        ids = self.input_ids(inputs)
+        self.backend.begin(inputs.batch)
+        hidden = self.model.forward(ids, inputs.positions, self.attend)
+        if not len(inputs.sample_slots):
+            return hidden, None
+        rows = hidden if inputs.sample_tokens is None else hidden.index_select(0, inputs.sample_tokens)
+        return hidden, self.model.compute_logits(rows)
+
+    def input_ids(self, inputs: StepInputs) -> torch.Tensor:
+        """int64 [T] with the ids that earlier steps sampled filled in."""
+        ones = inputs.num_ones
+        if not ones:
+            return inputs.input_ids
+        sampled = self.tables.last_token.index_select(0, inputs.slots[:ones])
+        ids = inputs.input_ids[:ones]
+        filled = torch.where(ids < 0, sampled, ids)
+        return filled if ones == len(inputs.input_ids) else torch.cat((filled, inputs.input_ids[ones:]))
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """`models.base.AttentionFn` of the step that `backend.begin` prepared."""
+        k_cache, v_cache = self.kv_cache[layer]
+        return self.backend.forward(q, k, v, k_cache, v_cache)
