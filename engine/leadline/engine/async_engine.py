@@ -75,6 +75,7 @@ class _Texts:
     @classmethod
     def load(cls, path: str) -> _Texts:
         tokenizer = Tokenizer.load(path)
+        _ = tokenizer.pieces.longest  # computed over the whole vocabulary on first use: not in a request
         renderer = ChatRenderer(tokenizer.chat_templates, tokenizer.special_tokens)
         return cls(tokenizer, renderer, load_model_config(path))
 
@@ -106,7 +107,7 @@ class AsyncEngine:
     def __init__(self, config: EngineConfig) -> None:
         """Use `AsyncEngine.start`."""
         self.config = config
-        self.served_name = config.served_name or config.model
+        self.served_name = config.served_name or ""
         self.max_model_len = 0
         self._client: CoreClient
         self._processor: OutputProcessor
@@ -139,9 +140,10 @@ class AsyncEngine:
             config, on_message=self._on_message, factory=factory, log_level=log_level
         )
         try:
-            path = await self._client.resolved
+            resolved = await self._client.resolved
+            self.served_name = config.served_name or resolved.model_id
             # The tokenizer loads while the core loads weights.
-            texts = await asyncio.to_thread(_Texts.load, path)
+            texts = await asyncio.to_thread(_Texts.load, resolved.path)
             ready = await self._client.ready
             self.tokenizer, self.renderer, self.model_config = (
                 texts.tokenizer,

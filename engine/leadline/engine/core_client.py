@@ -61,7 +61,7 @@ class CoreClient:
         self._fatal: LeadlineError | None = None
         self._exited: asyncio.Future[int] = self._loop.create_future()
         self.ready: asyncio.Future[wire.Ready] = self._loop.create_future()
-        self.resolved: asyncio.Future[str] = self._loop.create_future()
+        self.resolved: asyncio.Future[wire.Resolved] = self._loop.create_future()
         self.dead: asyncio.Future[LeadlineError] = self._loop.create_future()
         """Resolves, with the reason, once the core process is gone without having been asked to go."""
         self.last_heartbeat = time.monotonic()
@@ -187,9 +187,9 @@ class CoreClient:
                 if future is not None and not future.done():
                     future.set_result(value)
                 return
-            case wire.Resolved(path):
+            case wire.Resolved():
                 if not self.resolved.done():
-                    self.resolved.set_result(path)
+                    self.resolved.set_result(message)
                 return
             case wire.Ready(stats=stats):
                 self.last_heartbeat, self.last_stats = time.monotonic(), stats

@@ -33,8 +33,9 @@ import zmq
 from leadline.engine import wire
 from leadline.engine.config import EngineConfig
 from leadline.engine.core.stats import SchedulerStats
-from leadline.engine.errors import LeadlineError, OutOfMemory, RequestError
+from leadline.engine.errors import EngineError, LeadlineError, OutOfMemory, RequestError
 from leadline.engine.messages import CoreOutput, CoreRequest
+from leadline.engine.sampling_params import SamplingParams
 
 __all__ = ["HEARTBEAT_SECONDS", "Core", "build_engine_core", "main"]
 
@@ -63,7 +64,37 @@ class Core(Protocol):
 def build_engine_core(config: EngineConfig, report: Report) -> Core:
     """Resolve the model, load it, and build the real core. Heavy imports happen here, after the sockets are
     up."""
-    raise NotImplementedError
+    bars = sys.stderr.isatty()
+    report(wire.Progress("resolving the model", None, config.model))
+    from leadline.engine.hub import resolve_model
+
+    local = resolve_model(config.model, download_dir=config.download_dir, progress=bars)
+    report(wire.Resolved(str(local.path), local.model_id, local.revision))
+    report(wire.Progress("loading weights", None, str(local.path)))
+    from leadline.engine.engine_core import EngineCore
+
+    core = EngineCore(config, local, progress=bars)
+    report(wire.Progress("warming", None, f"{core.num_kv_blocks} KV blocks of {config.block_size} tokens"))
+    _warm(core)
+    return core
+
+
+def _warm(core: Core) -> None:
+    """One tiny request, so that the first user does not pay for lazily built kernels and buffers."""
+    core.add_request(
+        CoreRequest(
+            request_id="warmup",
+            prompt_token_ids=[0] * min(4, core.max_model_len - 2),
+            sampling=SamplingParams(max_tokens=2, temperature=0.0),
+            seed=0,
+            arrival=time.monotonic(),
+        )
+    )
+    while core.has_work():
+        for output in core.step():
+            if output.finish_reason == "error":
+                raise EngineError(output.error or "the warm-up step failed")
+    core.reset_prefix_cache()
 
 
 def main(argv: list[str] | None = None) -> int:

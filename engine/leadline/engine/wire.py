@@ -74,6 +74,8 @@ class Resolved(msgspec.Struct, tag=True, frozen=True):
     """The model's local folder; the API process loads the tokenizer from it while the core loads weights."""
 
     path: str
+    model_id: str
+    revision: str
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):

@@ -99,5 +99,5 @@ def build(config: EngineConfig, report: Callable[[wire.Progress | wire.Resolved]
     if config.model == "broken":
         raise ZeroDivisionError("a bug while loading")
     report(wire.Progress("loading", 0.5, "half of it"))
-    report(wire.Resolved(config.model))
+    report(wire.Resolved(config.model, "scripted", "1"))
     return ScriptedCore()

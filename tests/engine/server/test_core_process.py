@@ -144,7 +144,7 @@ async def test_an_idle_core_keeps_its_heartbeat_young_without_spinning() -> None
 
 async def test_start_up_progress_is_relayed() -> None:
     async with running() as (client, inbox):
-        assert client.resolved.result() == "/nowhere"
+        assert client.resolved.result().path == "/nowhere"
         assert wire.Progress("loading", 0.5, "half of it") in inbox.messages
 
 

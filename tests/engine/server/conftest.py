@@ -1,0 +1,57 @@
+"""Servers that the tests of this folder share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from live_server import LiveServer, serving
+
+from leadline.engine.hub import resolve_model
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[LiveServer]:
+    """The demo model with a context of 512 tokens in blocks of 16, at most 8 choices."""
+    with serving("smollm2", "--max-n=8") as live:
+        yield live
+
+
+@pytest.fixture(scope="session")
+def strict_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with a chat template that insists on alternating roles."""
+    folder = tmp_path_factory.mktemp("models") / "strict"
+    folder.mkdir()
+    source = resolve_model("smollm2", progress=False).path
+    for file in source.iterdir():
+        (folder / file.name).symlink_to(file)
+    config = json.loads((source / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "chat_template.jinja").write_text(
+        "{% for message in messages %}"
+        "{% if loop.previtem and loop.previtem.role == message.role %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}"
+        "{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def narrow_server(strict_model: Path) -> Iterator[LiveServer]:
+    """One request at a time, one more may wait; a strict chat template; an API key; served under its own
+    name."""
+    keys = strict_model.parent / "keys"
+    keys.write_text("key-one\nkey-two\n")
+    with serving(
+        str(strict_model),
+        "--served-name=strict",
+        "--max-concurrent-requests=1",
+        "--max-queued-requests=1",
+        f"--api-key-file={keys}",
+    ) as live:
+        yield live

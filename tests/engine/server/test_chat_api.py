@@ -1,0 +1,265 @@
+"""`/v1/chat/completions` through OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from live_server import BLOCK, LiveServer
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+ANSWER = "The capital of France is Paris."
+
+
+def test_the_demo_model_answers(server: LiveServer) -> None:
+    answer = server.client.chat.completions.create(
+        model="smollm2", messages=FRANCE, temperature=0, max_tokens=32
+    )
+    (choice,) = answer.choices
+    assert choice.message.content == ANSWER
+    assert choice.message.role == "assistant"
+    assert choice.finish_reason == "stop"
+    assert answer.object == "chat.completion"
+    assert answer.model == "smollm2"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.usage.prompt_tokens == server.post("/tokenize", messages=FRANCE).json()["count"]
+
+
+def test_a_stream_says_role_content_finish_and_usage_in_that_order(server: LiveServer) -> None:
+    chunks = list(
+        server.client.chat.completions.create(
+            model="smollm2",
+            messages=FRANCE,
+            temperature=0,
+            max_tokens=32,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    *body, finish, usage = chunks
+    assert body[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in body) == ANSWER
+    assert all(chunk.choices[0].finish_reason is None and chunk.usage is None for chunk in body)
+    assert finish.choices[0].finish_reason == "stop"
+    assert usage.choices == []
+    assert usage.usage is not None
+    assert usage.usage.completion_tokens > 5
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_stream_without_usage_has_none(server: LiveServer) -> None:
+    chunks = list(
+        server.client.chat.completions.create(model="smollm2", messages=FRANCE, max_tokens=2, stream=True)
+    )
+    assert all(chunk.usage is None and chunk.choices for chunk in chunks)
+
+
+def test_the_second_request_finds_its_prompt_cached(server: LiveServer) -> None:
+    messages = [{"role": "user", "content": "Tell me a story about a lighthouse keeper. " * 4}]
+
+    def cached() -> tuple[int, int, str | None]:
+        answer = server.client.chat.completions.create(
+            model="smollm2", messages=messages, max_tokens=4, temperature=0
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        return (
+            answer.usage.prompt_tokens_details.cached_tokens or 0,
+            answer.usage.prompt_tokens,
+            answer.choices[0].message.content,
+        )
+
+    server.post("/admin/reset_prefix_cache")
+    first, prompt, text = cached()
+    second, _, again = cached()
+    assert first == 0
+    assert second == (prompt - 1) // BLOCK * BLOCK
+    assert again == text
+
+
+def test_n_choices_are_numbered_and_share_the_prompt(server: LiveServer) -> None:
+    answer = server.client.chat.completions.create(
+        model="smollm2", messages=FRANCE, n=4, temperature=1.0, max_tokens=8, seed=7
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert len({choice.message.content for choice in answer.choices}) > 1
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == server.post("/tokenize", messages=FRANCE).json()["count"]
+    assert answer.usage.completion_tokens > 8
+
+
+def test_streamed_choices_are_the_same_as_whole_ones(server: LiveServer) -> None:
+    def request(**more: object):
+        return server.client.chat.completions.create(
+            model="smollm2", messages=FRANCE, n=3, temperature=0.9, max_tokens=8, seed=11, **more
+        )
+
+    texts = ["", "", ""]
+    for chunk in request(stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == [choice.message.content for choice in request().choices]
+
+
+def test_a_stop_string_ends_the_answer_before_itself(server: LiveServer) -> None:
+    answer = server.client.chat.completions.create(
+        model="smollm2", messages=FRANCE, temperature=0, max_tokens=32, stop=["France"]
+    )
+    assert answer.choices[0].message.content == "The capital of "
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].model_dump()["stop_reason"] == "France"
+
+
+def test_logprobs_name_the_tokens_of_the_answer(server: LiveServer) -> None:
+    answer = server.client.chat.completions.create(
+        model="smollm2", messages=FRANCE, temperature=0, max_tokens=4, logprobs=True, top_logprobs=3
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert "".join(entry.token for entry in logprobs.content) == answer.choices[0].message.content
+    for entry in logprobs.content:
+        assert entry.logprob <= 0
+        assert len(entry.top_logprobs) == 3
+        assert entry.top_logprobs[0].token == entry.token  # greedy
+        assert bytes(entry.bytes or []).decode() == entry.token
+
+
+def test_streamed_logprobs_equal_whole_ones(server: LiveServer) -> None:
+    whole = server.client.chat.completions.create(
+        model="smollm2", messages=FRANCE, temperature=0, max_tokens=6, logprobs=True
+    )
+    streamed = []
+    for chunk in server.client.chat.completions.create(
+        model="smollm2", messages=FRANCE, temperature=0, max_tokens=6, logprobs=True, stream=True
+    ):
+        logprobs = chunk.choices[0].logprobs
+        if logprobs is not None and logprobs.content:
+            streamed += [entry.token for entry in logprobs.content]
+    assert whole.choices[0].logprobs is not None
+    assert streamed == [entry.token for entry in whole.choices[0].logprobs.content or []]
+
+
+def test_an_answer_continues_the_last_message(server: LiveServer) -> None:
+    answer = server.post(
+        "/v1/chat/completions",
+        messages=[*FRANCE, {"role": "assistant", "content": "The capital of France is"}],
+        continue_final_message=True,
+        temperature=0,
+        max_tokens=3,
+    ).json()
+    assert answer["choices"][0]["message"]["content"].startswith(" Paris")
+
+
+def test_an_answer_resumes_behind_tokens_already_given(server: LiveServer) -> None:
+    """What a gateway does when a pod dies in the middle of an answer: same request, plus the tokens it
+    has."""
+    body = {"messages": FRANCE, "temperature": 0.8, "seed": 3, "max_tokens": 12, "return_token_ids": True}
+    whole = server.post("/v1/chat/completions", **body).json()["choices"][0]
+    head = whole["token_ids"][:5]
+    rest = server.post("/v1/chat/completions", **body, resume_token_ids=head).json()
+    assert head + rest["choices"][0]["token_ids"] == whole["token_ids"]
+    assert whole["message"]["content"].endswith(rest["choices"][0]["message"]["content"])
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+ASK = [{"role": "user", "content": "What is the weather in Paris? Call the tool."}]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_forced_tool_call_has_arguments_that_fit_its_schema(server: LiveServer, choice: object) -> None:
+    answer = server.client.chat.completions.create(
+        model="smollm2",
+        messages=ASK,
+        tools=[WEATHER],
+        tool_choice=choice,  # type: ignore[arg-type]
+        parallel_tool_calls=False,
+        temperature=0,
+        max_tokens=100,
+    )
+    (call,) = answer.choices[0].message.tool_calls or []
+    assert call.function.name == "get_weather"
+    assert isinstance(json.loads(call.function.arguments)["city"], str)
+    assert call.id
+    assert answer.choices[0].message.content is None
+    assert answer.choices[0].finish_reason == "tool_calls"
+
+
+def test_a_tool_call_streams_in_pieces_that_add_up(server: LiveServer) -> None:
+    name, arguments, finish = "", "", None
+    for chunk in server.client.chat.completions.create(
+        model="smollm2",
+        messages=ASK,
+        tools=[WEATHER],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+        max_tokens=100,
+        stream=True,
+    ):
+        finish = chunk.choices[0].finish_reason or finish
+        for part in chunk.choices[0].delta.tool_calls or []:
+            assert part.index == 0
+            name += (part.function and part.function.name) or ""
+            arguments += (part.function and part.function.arguments) or ""
+    assert name == "get_weather"
+    assert json.loads(arguments)["city"]
+    assert finish == "tool_calls"
+
+
+def test_tools_that_are_not_used_leave_plain_content(server: LiveServer) -> None:
+    answer = server.client.chat.completions.create(
+        model="smollm2", messages=FRANCE, tools=[WEATHER], tool_choice="none", temperature=0, max_tokens=16
+    )
+    assert answer.choices[0].message.content == ANSWER
+    assert answer.choices[0].message.tool_calls is None
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_json_schema_shapes_the_answer(server: LiveServer, stream: bool) -> None:
+    answer = server.client.chat.completions.create(
+        model="smollm2",
+        messages=[{"role": "user", "content": "Describe a person as JSON."}],
+        response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}},
+        temperature=0,
+        max_tokens=80,
+        stream=stream,
+    )
+    if stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+    else:
+        text = answer.choices[0].message.content
+        assert answer.choices[0].finish_reason == "stop"
+    person = json.loads(text)
+    assert set(person) == {"name", "age"}
+    assert isinstance(person["age"], int)
+
+
+def test_a_regex_shapes_the_answer(server: LiveServer) -> None:
+    answer = server.client.chat.completions.create(
+        model="smollm2", messages=FRANCE, temperature=0, max_tokens=20, extra_body={"regex": "(Paris|Rome)!"}
+    )
+    assert answer.choices[0].message.content in ("Paris!", "Rome!")
