@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from leadline.engine.attention.fa3 import FreshChunks
 from leadline.engine.attention.interface import AttentionBatch, AttentionSpec
 from leadline.engine.errors import ConfigError
 
@@ -57,7 +58,7 @@ class FlashBackend:
             )
         self.spec = spec
         self._with_kvcache, self._varlen = _import_flash_attn()
-        self._fa3 = _import_fa3(spec)
+        self._fa3 = FreshChunks(spec)
         self._batch: AttentionBatch | None = None
         self._cu_chunks: torch.Tensor | None = None
         self._cu_context: torch.Tensor | None = None
@@ -71,10 +72,7 @@ class FlashBackend:
             return
         # cu_q counts from the step's first token; the chunks' packed queries start after the decode rows.
         self._cu_chunks = batch.cu_q[decodes:] - decodes
-        self._fresh = (
-            self._fa3 is not None
-            and batch.query_lens_host[decodes:] == batch.context_lens_host[decodes : batch.num_rows]
-        )
+        self._fresh = self._fa3.take(batch)
         if not self._fresh:
             lens = batch.context_lens[decodes : batch.num_rows]
             self._cu_context = torch.nn.functional.pad(torch.cumsum(lens, 0, dtype=torch.int32), (1, 0))
@@ -121,19 +119,9 @@ class FlashBackend:
     ) -> torch.Tensor:
         batch = self._batch
         assert batch is not None
+        assert self._cu_chunks is not None
         if self._fresh:
-            assert self._fa3 is not None
-            return self._fa3(
-                q,
-                k,
-                v,
-                cu_seqlens_q=self._cu_chunks,
-                cu_seqlens_k=self._cu_chunks,
-                max_seqlen_q=batch.max_query_len,
-                max_seqlen_k=batch.max_query_len,
-                softmax_scale=self.spec.scale,
-                causal=True,
-            )
+            return self._fa3.attend(q, k, v, self._cu_chunks, batch.max_query_len)
         return self._varlen(
             q,
             k_cache,
@@ -158,16 +146,3 @@ def _import_flash_attn() -> tuple[Callable[..., Any], Callable[..., Any]]:
             "attention_backend 'triton'"
         ) from error
     return flash_attn_with_kvcache, flash_attn_varlen_func
-
-
-def _import_fa3(spec: AttentionSpec) -> Callable[..., Any] | None:
-    """fa3_fwd's varlen function where it applies: bfloat16 on Hopper with a usual head_dim."""
-    if spec.dtype != torch.bfloat16 or spec.head_dim not in (64, 128):
-        return None
-    if torch.cuda.get_device_capability(spec.device)[0] != 9:
-        return None
-    try:
-        from fa3_fwd_interface import flash_attn_varlen_func
-    except ImportError:
-        return None
-    return flash_attn_varlen_func

@@ -6,6 +6,9 @@ over `begin` and the layers' `forward` (or over the layers alone, with `begin` c
 right for any lengths. In such a graph padding rows may have a context length of 0 (their output is zero)
 and padding tokens a slot of -1.
 
+If `fa3_fwd` can be imported, a step whose chunks all start at position 0 attends to them through it (see
+fa3.py).
+
 One instance serves one stream: its workspaces are reused from layer to layer.
 """
 
@@ -15,6 +18,7 @@ import math
 
 import torch
 
+from leadline.engine.attention.fa3 import FreshChunks
 from leadline.engine.attention.interface import AttentionBatch, AttentionSpec
 from leadline.engine.errors import ConfigError
 
@@ -80,6 +84,9 @@ class TritonBackend:
         self._prefill_meta = torch.zeros(1, dtype=torch.int32, device=device)
         self._prefill_items = torch.empty(0, dtype=torch.int32, device=device)
         self._batch: AttentionBatch | None = None
+        self._fa3 = FreshChunks(spec)
+        self._fresh_chunks: torch.Tensor | None = None
+        """Row boundaries of this step's chunks where FA3 takes them."""
         self._target = self._targets[1]
 
     def begin(self, batch: AttentionBatch) -> None:
@@ -103,7 +110,8 @@ class TritonBackend:
                 MAX_CHUNKS=_power_of_two(self._target // spec.num_kv_heads + 1),
                 num_warps=4,
             )
-        if chunks:
+        self._fresh_chunks = batch.cu_q[decodes:] - decodes if self._fa3.take(batch) else None
+        if chunks and self._fresh_chunks is None:
             most = (batch.num_tokens - decodes) // _QUERIES + chunks
             self._prefill_items = torch.empty(most, dtype=torch.int32, device=spec.device)
             triton_prefill.prefill_items_kernel[(chunks,)](
@@ -132,12 +140,22 @@ class TritonBackend:
         if batch is None:
             raise RuntimeError("begin(batch) comes before forward")
         q, k, v = _heads_packed(q), _heads_packed(k), _heads_packed(v)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         write_kv(k, v, k_cache, v_cache, batch.slot_mapping)
-        if batch.num_decodes:
+        decodes = batch.num_decodes
+        if self._fresh_chunks is not None:
+            fresh = self._fa3.attend(
+                q[decodes:], k[decodes:], v[decodes:], self._fresh_chunks, batch.max_query_len
+            )
+            if not decodes:
+                return fresh
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            out[decodes:] = fresh
+        else:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            if batch.num_rows > decodes:
+                self.prefill(q, k_cache, v_cache, out)
+        if decodes:
             self.decode(q, k_cache, v_cache, out)
-        if batch.num_rows > batch.num_decodes:
-            self.prefill(q, k_cache, v_cache, out)
         return out
 
     def decode(
@@ -188,7 +206,7 @@ class TritonBackend:
 
         batch, spec = self._batch, self.spec
         assert batch is not None
-        wide = spec.dtype == torch.float32 or self._dim_tile > 128
+        tile, warps, stages = self._prefill_tiles()
         prefill_kernel[(self._prefill_items.shape[0] * spec.num_heads,)](
             q,
             k_cache,
@@ -208,11 +226,11 @@ class TritonBackend:
             HEAD_DIM=spec.head_dim,
             BLOCK_SIZE=spec.block_size,
             QUERIES=_QUERIES,
-            TILE=32 if wide else 64,
+            TILE=tile,
             DIM_TILE=self._dim_tile,
             PRECISION=self._precision,
-            num_warps=4,
-            num_stages=2 if wide else 3,
+            num_warps=warps,
+            num_stages=stages,
         )
 
     @property
@@ -231,6 +249,12 @@ class TritonBackend:
         if rows <= 2 and spec.block_size >= 64:
             return 64, 2, 3
         return (64 if self._dim_tile <= 64 and spec.block_size >= 64 else 32), 1, 3
+
+    def _prefill_tiles(self) -> tuple[int, int, int]:
+        """(keys a tile, warps, pipeline stages)"""
+        if self.spec.dtype == torch.float32 or self._dim_tile > 128:
+            return 32, 4, 2
+        return 64, 4, 3
 
 
 def _heads_packed(x: torch.Tensor) -> torch.Tensor:
