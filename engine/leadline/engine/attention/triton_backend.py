@@ -166,7 +166,7 @@ class TritonBackend:
 
         batch, spec = self._batch, self.spec
         assert batch is not None
-        tile, warps, stages = self._decode_tiles(batch.num_decodes)
+        tile, warps, stages = self._decode_tiles()
         grid = (batch.num_decodes + self._target // spec.num_kv_heads) * spec.num_kv_heads
         decode_kernel[(grid,)](
             q,
@@ -238,17 +238,16 @@ class TritonBackend:
         # Triton multiplies float32 in tf32 unless told otherwise; 16-bit inputs are not affected.
         return "ieee" if self.spec.dtype == torch.float32 else "tf32"
 
-    def _decode_tiles(self, rows: int) -> tuple[int, int, int]:
-        """(keys a tile, warps, pipeline stages): one warp a CTA, six CTAs an SM; two warps for one or two
-        rows."""
-        spec = self.spec
-        if spec.dtype == torch.float32 or self._dim_tile > 128 or self._group_pad > 16:
+    def _decode_tiles(self) -> tuple[int, int, int]:
+        """(keys a tile, warps, pipeline stages), as measured on an H200 by benchmarks/gpu_attention.py."""
+        size = self.spec.block_size
+        if self.spec.dtype == torch.float32 or self._dim_tile > 128 or self._group_pad > 16:
             return 16, 4, 2
-        if spec.block_size == 16:
+        if size == 16:
             return 16, 1, 6
-        if rows <= 2 and spec.block_size >= 64:
-            return 64, 2, 3
-        return (64 if self._dim_tile <= 64 and spec.block_size >= 64 else 32), 1, 3
+        if self._dim_tile <= 64:
+            return 32, 1, 3
+        return (32 if size == 32 else 64), 2, 4
 
     def _prefill_tiles(self) -> tuple[int, int, int]:
         """(keys a tile, warps, pipeline stages)"""
