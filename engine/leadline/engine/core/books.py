@@ -128,10 +128,13 @@ class Books:
 
     def preempt(self, seq: Sequence) -> None:
         """Take everything from a running sequence but its tokens; it is computed again later."""
+        if seq in self.prefilling:
+            # Prompt logprobs so far would be reported again; once the whole prompt is planned they all arrive.
+            seq.attempt += 1
+            seq.prompt_logprobs.clear()
         self._stop_running(seq)
         seq.preemptions += 1
         self.num_preemptions += 1
-        seq.prompt_logprobs.clear()
         if seq.unread:
             seq.state = State.DRAINING
             self.draining[seq] = None

@@ -26,7 +26,7 @@ class Decode:
         seqs: list[Sequence] = []
         for seq in self._books.decoding:
             start = seq.computed
-            if start < seq.last_start and not (seq.sync and seq.unread):
+            if start < seq.last_start and not (seq.unread and seq.sync):
                 seq.computed = start + 1
                 seq.unread += 1
                 rows.append(StepRow(seq.slot, start, 1, True))
@@ -40,7 +40,11 @@ class Decode:
         """
         books, pool = self._books, self._books.pool
         full = [
-            seq for seq in books.decoding if seq.computed == seq.capacity and seq.computed < seq.last_start
+            seq
+            for seq in books.decoding
+            if seq.computed == seq.capacity
+            and seq.computed < seq.last_start
+            and not (seq.unread and seq.sync)
         ]
         grown = []
         for seq in full:

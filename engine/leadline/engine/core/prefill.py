@@ -56,7 +56,7 @@ class Prefill:
             budget -= self._grant(seq, budget)
         while may_admit and budget > 0 and books.free_slots:
             candidate = books.policy.peek()
-            if candidate is None:
+            if candidate is None or books.policy.limit(candidate) < 1:
                 break
             if self._park(candidate):
                 continue

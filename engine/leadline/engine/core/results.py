@@ -24,7 +24,7 @@ class Flight:
     sampled: list[Sequence]
     """Sequence of each row with `sample`, in row order."""
     prompt_logprobs: list[tuple[int, Sequence, int]]
-    """(slot, sequence, its number of preemptions then) of each row that reports prompt logprobs."""
+    """(slot, sequence, its `attempt` then) of each row that reports prompt logprobs."""
 
 
 class Results:
@@ -41,7 +41,7 @@ class Results:
         """
         sampled = [seq for row, seq in zip(plan.rows, seqs, strict=True) if row.sample]
         asked = [
-            (row.slot, seq, seq.preemptions)
+            (row.slot, seq, seq.attempt)
             for row, seq in zip(plan.rows, seqs, strict=True)
             if row.prompt_logprobs
         ]
@@ -49,8 +49,8 @@ class Results:
 
     def apply(self, flight: Flight, result: StepResult) -> list[CoreOutput]:
         """The outputs of one step, in row order."""
-        for slot, seq, preemptions in flight.prompt_logprobs:
-            if not seq.finished and seq.preemptions == preemptions:
+        for slot, seq, attempt in flight.prompt_logprobs:
+            if not seq.finished and seq.attempt == attempt:
                 seq.prompt_logprobs.extend(result.prompt_logprobs.get(slot, ()))
         books = self._books
         outputs: list[CoreOutput] = []

@@ -80,6 +80,8 @@ class Sequence:
     cached_tokens: int = 0
     """Prefix hit at first admission."""
     preemptions: int = 0
+    attempt: int = 0
+    """Prefills given up half-way."""
     answered: bool = False
     """Its first output, which carries queue time and cached tokens, is out."""
     wants_logprobs: bool = False
