@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from leadline.engine.errors import ModelNotFound, Unauthorized
-from leadline.engine.hub.local import LocalModel, check_model_folder
+from leadline.engine.errors import ConfigError, ModelNotFound, Unauthorized
+from leadline.engine.hub.local import LocalModel
 
 __all__ = ["resolve_hub_model"]
 
@@ -51,7 +51,10 @@ def resolve_hub_model(
             ignore_patterns=_IGNORED,
         )
     path = Path(folder)
-    check_model_folder(path, asked=name)
+    if not (path / "config.json").is_file():
+        raise ModelNotFound(f"{name} is on the hub, but has no config.json: it is no transformers model")
+    if weights and not any(path.glob("*.safetensors")):
+        raise ModelNotFound(f"{name} has no *.safetensors; other weight formats are not read")
     # The cache lays snapshots out as snapshots/<commit hash>.
     return LocalModel(path, repository, path.name)
 
@@ -87,6 +90,15 @@ def _sentences(name: str, repository: str, revision: str | None) -> Iterator[Non
         raise _http_error(name, error) from error
     except errors.HFValidationError as error:
         raise ModelNotFound(f"{name!r} is no hub address: {error}") from error
+    except OSError as error:
+        raise ConfigError(
+            f"{name} cannot be stored in the hub's cache ({error}); set HF_HOME (or download_dir) to a "
+            "directory that can be written and has room"
+        ) from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] in ("httpx", "httpx2"):  # huggingface_hub's HTTP client
+            raise ModelNotFound(f"{name} cannot be fetched, the hub cannot be reached: {error}") from error
+        raise
 
 
 def _http_error(name: str, error: object) -> ModelNotFound | Unauthorized:

@@ -1,0 +1,151 @@
+"""hf:// addresses, through the real huggingface_hub, against a hub served by this process.
+
+huggingface_hub reads its environment when it is imported, so each look-up runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_hub import COMMIT, FakeHub, Repository
+
+FILES = {
+    "config.json": b'{"architectures": ["LlamaForCausalLM"]}',
+    "generation_config.json": b'{"eos_token_id": 2}',
+    "tokenizer.json": b'{"version": "1.0"}',
+    "tokenizer_config.json": b'{"model_max_length": 8}',
+    "chat_template.jinja": b"{{ messages }}",
+    "model-00001-of-00001.safetensors": b"weights",
+    "model.safetensors.index.json": b'{"weight_map": {}}',
+    "consolidated.safetensors": b"the weights again",
+    "original/model.safetensors": b"and again",
+    "pytorch_model.bin": b"and in a format that runs code",
+    "modeling_x.py": b"code",
+    "README.md": b"words",
+}
+WANTED = set(FILES) - {
+    "consolidated.safetensors",
+    "original/model.safetensors",
+    "pytorch_model.bin",
+    "modeling_x.py",
+    "README.md",
+}
+
+RESOLVE = """
+import json, sys
+from leadline.engine.errors import EngineError
+from leadline.engine.hub import resolve_model
+try:
+    model = resolve_model(sys.argv[1], **json.loads(sys.argv[2]))
+    print(json.dumps([str(model.path), model.model_id, model.revision]))
+except EngineError as error:
+    print(json.dumps({"type": type(error).__name__, "message": str(error)}))
+"""
+
+
+def resolve(name, home, endpoint, environment=None, **options):
+    """What resolve_model gave in a fresh process: a list for a model, a dict for one of our errors."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment = {**inherited, "HF_HOME": str(home), "HF_ENDPOINT": endpoint, **(environment or {})}
+    process = subprocess.run(
+        [sys.executable, "-c", RESOLVE, name, json.dumps(options)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
+
+
+def test_only_config_tokenizer_and_safetensors_files_are_fetched(tmp_path):
+    with FakeHub({"org/name": Repository(FILES)}) as hub:
+        path, model_id, revision = resolve("hf://org/name", tmp_path, hub.url)
+        assert hub.fetched() == WANTED
+    assert (model_id, revision) == ("org/name", COMMIT)
+    assert path.startswith(str(tmp_path))
+    assert {file.name: file.read_bytes() for file in Path(path).iterdir()} == {
+        name: FILES[name] for name in WANTED
+    }
+
+
+def test_without_weights_only_the_small_files_are_fetched(tmp_path):
+    with FakeHub({"org/name": Repository(FILES)}) as hub:
+        resolve("hf://org/name", tmp_path, hub.url, weights=False)
+        assert hub.fetched() == {name for name in WANTED if "safetensors" not in name}
+
+
+def test_a_revision_is_resolved_to_its_commit(tmp_path):
+    other = "f" * 40
+    repository = Repository(FILES, revisions={"main": COMMIT, "v2": other})
+    with FakeHub({"org/name": repository}) as hub:
+        path, model_id, revision = resolve("hf://org/name@v2", tmp_path, hub.url)
+    assert (model_id, revision) == ("org/name", other)
+    assert path.endswith(other)
+
+
+def test_download_dir_replaces_the_hubs_cache(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    with FakeHub({"org/name": Repository(FILES)}) as hub:
+        path, _, _ = resolve("hf://org/name", tmp_path / "home", hub.url, download_dir=str(elsewhere))
+    assert path.startswith(str(elsewhere))
+
+
+def test_what_is_cached_serves_offline_and_what_is_not_is_named(tmp_path):
+    with FakeHub({"org/name": Repository(FILES)}) as hub:
+        online = resolve("hf://org/name", tmp_path, hub.url)
+        hub.requests.clear()
+        assert resolve("hf://org/name", tmp_path, hub.url, {"HF_HUB_OFFLINE": "1"}) == online
+        error = resolve("hf://org/other", tmp_path, hub.url, {"HF_HUB_OFFLINE": "1"})
+        assert hub.requests == []
+    assert error["type"] == "ModelNotFound"
+    assert "HF_HUB_OFFLINE" in error["message"]
+
+
+def test_a_hub_that_is_down_is_no_obstacle_to_a_cached_model(tmp_path):
+    with FakeHub({"org/name": Repository(FILES)}) as hub:
+        online = resolve("hf://org/name", tmp_path, hub.url)
+    assert resolve("hf://org/name", tmp_path, hub.url) == online
+    error = resolve("hf://org/other", tmp_path, hub.url)
+    assert error["type"] == "ModelNotFound"
+    assert "cannot be reached" in error["message"]
+
+
+def test_the_token_is_sent_and_opens_a_private_model(tmp_path):
+    with FakeHub({"org/name": Repository(FILES, token="secret")}) as hub:
+        _, model_id, _ = resolve("hf://org/name", tmp_path, hub.url, {"HF_TOKEN": "secret"})
+    assert model_id == "org/name"
+
+
+@pytest.mark.parametrize(
+    ("name", "repository", "token", "kind", "words"),
+    [
+        ("hf://org/none", Repository(FILES), None, "ModelNotFound", ["does not exist", "HF_TOKEN"]),
+        ("hf://org/none", Repository(FILES), "t", "ModelNotFound", ["does not exist", "private"]),
+        ("hf://org/name@v9", Repository(FILES), None, "ModelNotFound", ["no revision 'v9'"]),
+        ("hf://org/name", Repository(FILES, token="s", gated=True), None, "Unauthorized", ["gated"]),
+        ("hf://org/name", Repository(FILES, token="s"), "revoked", "Unauthorized", ["HF_TOKEN"]),
+        ("hf://org/name", Repository({"README.md": b""}), None, "ModelNotFound", ["config.json"]),
+        ("hf://org/name", Repository({"config.json": b"{}"}), None, "ModelNotFound", ["safetensors"]),
+        ("hf://name", Repository(FILES), None, "ModelNotFound", ["hf://org/name"]),
+        ("hf://org/na me", Repository(FILES), None, "ModelNotFound", ["no hub address"]),
+    ],
+)
+def test_what_the_hub_refuses_becomes_a_sentence(name, repository, token, kind, words, tmp_path):
+    with FakeHub({"org/name": repository}) as hub:
+        error = resolve(name, tmp_path, hub.url, {"HF_TOKEN": token} if token else None)
+    assert error["type"] == kind
+    assert all(word in error["message"] for word in words)
+
+
+def test_a_cache_that_cannot_be_written_is_a_matter_of_settings(tmp_path):
+    (tmp_path / "file").write_text("")
+    with FakeHub({"org/name": Repository(FILES)}) as hub:
+        error = resolve("hf://org/name", tmp_path / "file" / "home", hub.url)
+    assert error["type"] == "ConfigError"
+    assert "HF_HOME" in error["message"]
