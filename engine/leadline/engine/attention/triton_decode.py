@@ -29,7 +29,7 @@ CHUNK_STEP = 64
 """Chunks are multiples of this many keys."""
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["context_lens"])
 def decode_items_kernel(
     context_lens,
     items,
@@ -61,7 +61,9 @@ def decode_items_kernel(
         tl.store(meta + 1, chunk)
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(
+    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables", "context_lens"]
+)
 def decode_kernel(
     q,
     k_cache,

@@ -12,7 +12,7 @@ import triton.language as tl
 __all__ = ["write_kv"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
 def _write_kernel(
     k,
     v,

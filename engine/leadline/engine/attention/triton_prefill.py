@@ -20,7 +20,7 @@ import triton.language as tl
 __all__ = ["prefill_items_kernel", "prefill_kernel"]
 
 
-@triton.jit(do_not_specialize=["first_row", "num_rows"])
+@triton.jit(do_not_specialize=["first_row", "num_rows"], do_not_specialize_on_alignment=["cu_q"])
 def prefill_items_kernel(
     cu_q,
     items,
@@ -112,7 +112,10 @@ def _tile(
     return new_peak, weight, acc
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["block_tables", "cu_q", "context_lens"],
+)
 def prefill_kernel(
     q,
     k_cache,
