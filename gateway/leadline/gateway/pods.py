@@ -162,28 +162,32 @@ class Pod:
 
     # Estimates for policies
 
-    def requests(self, now: float) -> int:
-        """Requests running or waiting on the pod, those of other gateways included once reported."""
-        report = self.report
-        if report is None or now - self.reported_at > STALE_REPORT:
-            return self.in_flight
-        return max(0, report.running + report.waiting - self._gone_requests) + len(self._unseen)
-
-    def queued_prefill_tokens(self, now: float) -> float:
-        """Prompt tokens still to be computed: what it reported, less what it has done since, plus ours."""
+    def load(self, now: float) -> tuple[int, float, int | None]:
+        """`requests`, `queued_prefill_tokens` and `free_blocks` at once, for loops over many pods."""
         report = self.report
         age = now - self.reported_at
         if report is None or age > STALE_REPORT:
-            return self.in_flight_prefill_tokens
-        left = report.queued_prefill_tokens - age * report.prefill_tokens_per_second
-        return (left if left > 0 else 0) + self._unseen_prefill_tokens
+            return self.in_flight, self.in_flight_prefill_tokens, None
+        requests = report.running + report.waiting - self._gone_requests
+        queued = report.queued_prefill_tokens - age * report.prefill_tokens_per_second
+        total, free = report.total_blocks, report.free_blocks + self._gone_blocks
+        return (
+            (requests if requests > 0 else 0) + len(self._unseen),
+            (queued if queued > 0 else 0) + self._unseen_prefill_tokens,
+            (free if free < total else total) - self._unseen_blocks if total else None,
+        )
+
+    def requests(self, now: float) -> int:
+        """Requests running or waiting on the pod, those of other gateways included once reported."""
+        return self.load(now)[0]
+
+    def queued_prefill_tokens(self, now: float) -> float:
+        """Prompt tokens still to be computed: what it reported, less what it has done since, plus ours."""
+        return self.load(now)[1]
 
     def free_blocks(self, now: float) -> int | None:
         """KV blocks a new request could take; negative when we have promised too many; None if unknown."""
-        report = self.report
-        if report is None or not report.total_blocks or now - self.reported_at > STALE_REPORT:
-            return None
-        return min(report.total_blocks, report.free_blocks + self._gone_blocks) - self._unseen_blocks
+        return self.load(now)[2]
 
     # Called by leases
 

@@ -21,11 +21,12 @@ import random
 import numpy as np
 import numpy.typing as npt
 
-from leadline.gateway.index.table import HashTable, IntArray, SetIds, U64Array
+from leadline.gateway.index.table import HashTable, SetIds, U64Array
 
 __all__ = ["PodSets"]
 
 GROW_ROWS = 16_384
+FIRST_WORDS = 4
 
 
 class PodSets:
@@ -36,10 +37,10 @@ class PodSets:
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed) if seed is not None else random.SystemRandom()
         self._by_hash = HashTable(seed)
-        self.words = 1
-        self.masks: U64Array = np.zeros((64, 1), dtype=np.uint64)
+        self.words = FIRST_WORDS
+        self.masks: U64Array = np.zeros((64, FIRST_WORDS), dtype=np.uint64)
         self._zobrist: U64Array = np.zeros(64, dtype=np.uint64)
-        self._refs: npt.NDArray[np.int64] = np.zeros(64, dtype=np.int64)
+        self._refs: npt.NDArray[np.int32] = np.zeros(64, dtype=np.int32)
         self._free: list[int] = []
         self._rows = 1
         self._pod_keys: list[np.uint64] = []
@@ -59,7 +60,7 @@ class PodSets:
         )
 
     def reserve(self, slot: int) -> None:
-        """Make room for a pod slot. Widens every row when a power of two times 64 pods is crossed."""
+        """Make room for a pod slot. Doubles every row, by copying, when 256, 512, … pods are crossed."""
         while len(self._pod_keys) <= slot:
             self._pod_keys.append(np.uint64(self._random.getrandbits(64)))
         words = self.words
@@ -93,7 +94,7 @@ class PodSets:
             out[missing] = fresh
         return out
 
-    def move(self, old: SetIds, new: SetIds, counts: IntArray) -> None:
+    def move(self, old: SetIds, new: SetIds, counts: npt.NDArray[np.int32]) -> None:
         """`counts[i]` entries went from `old[i]` to `new[i]` (each distinct). Frees what nobody holds."""
         self._refs[new] += counts
         self._refs[old] -= counts
@@ -103,11 +104,11 @@ class PodSets:
             self._by_hash.delete(self._by_hash.find(self._zobrist.take(dead)))
             self._free.extend(dead.tolist())
 
-    def touched_by(self, mask: U64Array) -> npt.NDArray[np.bool_]:
-        """Which set numbers have a member in the mask (W words): shape (rows,), free numbers included."""
-        touched = np.zeros(self._rows, dtype=bool)
+    def touch(self, ids: SetIds, mask: U64Array) -> npt.NDArray[np.bool_]:
+        """Which of the sets have a member in the mask (W words). Shape (n,) → (n,)."""
+        touched = np.zeros(ids.size, dtype=bool)
         for word in np.flatnonzero(mask):
-            touched |= self.masks[: self._rows, word] & mask[word] != 0
+            touched |= self.masks[ids, word] & mask[word] != 0
         return touched
 
     def _allocate(self, count: int) -> SetIds:

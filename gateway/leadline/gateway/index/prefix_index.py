@@ -175,7 +175,7 @@ class PrefixIndex:
                 out[pod] = depth
         return out
 
-    def sweep(self, budget: int = 65_536) -> bool:
+    def sweep(self, budget: int = 16_384) -> bool:
         """Clear forgotten pods out of up to `budget` slots of the table. Returns whether there is more to do.
 
         `store` and `remove` sweep a little each; call this when idle (or never).
@@ -191,8 +191,7 @@ class PrefixIndex:
         # Entries in front of the cursor hold none of these slots: nothing stores them any more, and a split
         # only copies entries to the end of the table.
         stop = min(self._cursor + budget, self._table.slots)
-        touched = self._sets.touched_by(mask)
-        hit = self._cursor + np.flatnonzero(touched.take(self._table.chunk(self._cursor, stop)))
+        hit = self._cursor + np.flatnonzero(self._sets.touch(self._table.chunk(self._cursor, stop), mask))
         for slot in self._sweeping if hit.size else ():
             ids = self._table.get(hit)
             held = self._sets.holds(ids, slot)
@@ -251,7 +250,7 @@ class PrefixIndex:
         if missing.size:
             empty = np.zeros(1, dtype=np.uint32)
             alone = self._sets.toggle(empty, life.slot)
-            self._sets.move(empty, alone, np.array([missing.size], dtype=np.int64))
+            self._sets.move(empty, alone, np.array([missing.size], dtype=np.int32))
             self._table.insert(missing, np.full(missing.size, alone[0], dtype=np.uint32))
             added += missing.size
         life.blocks += added
@@ -263,7 +262,7 @@ class PrefixIndex:
             return
         before, which, counts = np.unique(old, return_inverse=True, return_counts=True)
         after = self._sets.toggle(before, pod_slot)
-        self._sets.move(before, after, counts.astype(np.int64, copy=False))
+        self._sets.move(before, after, counts.astype(np.int32))
         ids = after[which]
         self._table.put(slots, ids)
         gone = slots[ids == 0]

@@ -76,8 +76,7 @@ class PrefixPolicy:
 
     def pick(self, request: RouteRequest, pods: Sequence[Pod]) -> Decision:
         require(pods)
-        rate, step = self._peer_rates(pods)
-        parts = [self._parts(request, pod, rate, step) for pod in pods]
+        parts = self._parts(request, pods)
         totals = [queue + prefill + wait + decode for queue, prefill, wait, decode in parts]
         best = min(totals)
         limit = best + max(self.tie_seconds, best * self.tie_relative)
@@ -98,30 +97,36 @@ class PrefixPolicy:
         scores = tuple(score(position) for position in range(len(pods))) if request.explain else ()
         return Decision(pods[chosen], self.name, reason, score(chosen), scores)
 
-    def _parts(
-        self, request: RouteRequest, pod: Pod, rate: float, step: float
-    ) -> tuple[float, float, float, float]:
-        """Seconds of queue, prefill, wait for blocks, and decode."""
-        now, report = request.now, pod.report
-        if report is not None:
-            rate = report.prefill_tokens_per_second or rate
-            step = report.decode_step_seconds or step
-        matched = matched_tokens(request, pod)
-        running = pod.requests(now)
-        output = self.expected_output
+    def _parts(self, request: RouteRequest, pods: Sequence[Pod]) -> list[tuple[float, float, float, float]]:
+        """Seconds of queue, prefill, wait for blocks and decode on each pod: about 1 µs a pod."""
+        now, prompt, block_size = request.now, request.prompt_tokens, request.block_size
+        depths, computed_always = request.matched_blocks, min(1, prompt)
+        output, knee = self.expected_output, self.knee
         if request.max_tokens is not None and request.max_tokens < output:
             output = request.max_tokens
-        decode = self.decode_weight * output * step * (running + 1) / (self.knee + running)
-
-        wait = 0.0
-        free = pod.free_blocks(now)
-        if free is not None and report is not None:
-            # The engine admits a request when its prompt fits; matched blocks are in memory already.
-            needed = -(-(request.prompt_tokens - matched) // request.block_size)
-            if needed > free:
+        decode_tokens = self.decode_weight * output
+        peer_rate, peer_step = self._peer_rates(pods)
+        parts = []
+        for pod in pods:
+            report = pod.report
+            if report is None:
+                rate, step = peer_rate, peer_step
+            else:
+                rate = report.prefill_tokens_per_second or peer_rate
+                step = report.decode_step_seconds or peer_step
+            running, queued, free = pod.load(now)
+            missing = prompt - depths.get(pod.id, 0) * block_size
+            if missing < computed_always:
+                missing = computed_always
+            wait = 0.0
+            if free is not None and report is not None and missing > free * block_size:
+                # The engine admits a request when its prompt fits; matched blocks are in memory already.
+                deficit = -(-missing // block_size) - free
                 used = max(1, report.total_blocks - max(0, free))
-                wait = (needed - free) * self.expected_output * step / used
-        return pod.queued_prefill_tokens(now) / rate, (request.prompt_tokens - matched) / rate, wait, decode
+                wait = deficit * self.expected_output * step / used
+            decode = decode_tokens * step * (running + 1) / (knee + running)
+            parts.append((queued / rate, missing / rate, wait, decode))
+        return parts
 
     def _peer_rates(self, pods: Sequence[Pod]) -> tuple[float, float]:
         """Prefill rate and step time for pods that have measured none: the mean of those that have."""
