@@ -121,6 +121,18 @@ def test_an_opaque_decoder_is_followed_through_a_window(ids, cuts, skip):
     assert "".join(pieces_of(detokenizer, ids, cuts)) == tokenizer.decode(ids, skip)
 
 
+def test_an_opaque_decoder_with_byte_pieces_shows_no_part_of_a_character():
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"x": 256}
+    backend = Backend(models.BPE(vocab, []))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = Tokenizer(backend, {}, {}, Path())
+    assert tokenizer.pieces.kind is JoinKind.OPAQUE
+    detokenizer = Detokenizer(tokenizer)
+    assert [detokenizer.push([byte]) for byte in "é😀".encode()] == ["", "é", "", "", "", "😀"]
+    assert detokenizer.push([256, *"東".encode()[:2]]) == "x"
+    assert detokenizer.finish() == "\ufffd\ufffd", "the library shows one for each byte"
+
+
 def test_the_metaspace_decoder_drops_the_space_of_the_first_piece_only():
     backend = Backend(models.BPE({"▁a": 0, "▁": 1, "b": 2, "▁▁": 3}, []))
     backend.decoder = decoders.Metaspace(prepend_scheme="always")

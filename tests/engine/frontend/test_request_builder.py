@@ -170,8 +170,10 @@ def test_min_tokens_is_checked_against_the_room_and_against_grammars(builder):
     assert refused(builder, [5], constrained).param == "min_tokens"
 
 
-def test_ignore_eos_leaves_no_eos_ids(builder):
+def test_ignore_eos_leaves_no_eos_ids_unless_a_grammar_needs_them(builder):
     assert builder.build([5], SamplingParams(ignore_eos=True)).eos_token_ids == ()
+    constrained = SamplingParams(ignore_eos=True, structured=StructuredSpec("json_object"))
+    assert builder.build([5], constrained).eos_token_ids == (2, 0)
 
 
 def test_requests_without_a_seed_get_different_ones(builder):

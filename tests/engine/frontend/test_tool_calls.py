@@ -78,6 +78,13 @@ def test_hermes_calls_are_found_between_content():
     assert len({call.id for call in parsed.calls}) == 2
 
 
+def test_whitespace_around_calls_goes_with_them_but_words_stay_apart():
+    call = f"<tool_call>{GOOD}</tool_call>"
+    assert parse("hermes", f"{call}\n\nDone. ").content == "Done. "
+    assert parse("hermes", f"First.\n{call}\n{call}\n\nDone.").content == "First.\n\nDone."
+    assert parse("hermes", f"  {call}\n").content == ""
+
+
 def test_content_before_a_call_streams_at_once_and_markup_never_shows():
     parser = make_tool_parser("hermes")
     assert parser.push("Let me ").content == "Let me"

@@ -28,6 +28,7 @@ class HermesParser:
         """Whitespace before the opening tag, given back if the call turns out malformed."""
         self._scanner = JsonScanner()
         self._after_call = False
+        self._any_content = False
         self._num_calls = 0
 
     def push(self, text: str) -> ParsedText:
@@ -84,10 +85,12 @@ class HermesParser:
         else:
             out.content += self._gap + _OPEN + raw
             self._after_call = False
+            self._any_content = True
 
     def _emit(self, content: str, out: ParsedText) -> None:
-        if self._after_call:
+        if self._after_call and not self._any_content:
             content = content.lstrip()
         if content:
             self._after_call = False
+            self._any_content = True
             out.content += content

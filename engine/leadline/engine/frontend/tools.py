@@ -3,8 +3,8 @@
 A parser is fed text as it becomes final and gives back content to pass on and calls. Content before a call
 streams; markup is held back; a call is given out at once, name and arguments together, when its JSON is
 complete. That is a choice: arguments a client cannot parse yet are of no use to it, and a call that turns out
-malformed can still become content. Whitespace next to a call belongs to the markup and is dropped. Malformed
-markup is content, as it was written.
+malformed can still become content. Whitespace before a call, and after the last one, belongs to the markup
+and is dropped. Malformed markup is content, as it was written.
 
     Hermes, Qwen     text <tool_call>{"name": "f", "arguments": {...}}</tool_call> <tool_call>...
     Llama 3 JSON     <|python_tag|>{"name": "f", "parameters": {...}}; {...}

@@ -159,7 +159,8 @@ class RequestBuilder:
             queue_timeout=queue_timeout,
             deadline=deadline,
             cache_salt=cache_salt,
-            eos_token_ids=() if sampling.ignore_eos else self.eos_token_ids,
+            # Where a grammar is complete only EOS may follow, so there EOS ends the output in any case.
+            eos_token_ids=() if sampling.ignore_eos and sampling.structured is None else self.eos_token_ids,
             num_resumed=num_resumed,
         )
 
