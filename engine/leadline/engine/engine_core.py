@@ -30,6 +30,7 @@ from leadline.engine.core import PoolListener, SchedulerStats, build_scheduler
 from leadline.engine.core.plan import StepHandle, StepPlan, StepResult
 from leadline.engine.errors import EngineDead, RequestError
 from leadline.engine.messages import CoreOutput, CoreRequest
+from leadline.engine.models.base import CausalLM
 from leadline.engine.models.config import load_model_config
 from leadline.engine.runner import build_runner
 from leadline.engine.runner.memory import oom_message
@@ -88,6 +89,7 @@ class EngineCore:
         progress: bool = True,
         listener: PoolListener | None = None,
         grammars: GrammarFactory | None = None,
+        model: CausalLM | None = None,
     ) -> None:
         """Load the model and build everything; takes seconds to minutes.
 
@@ -98,7 +100,9 @@ class EngineCore:
         self.config = config.validate()
         self.local = local
         self.model_config = load_model_config(local.path)
-        self.runner, self.max_model_len = build_runner(config, local, self.model_config, progress=progress)
+        self.runner, self.max_model_len = build_runner(
+            config, local, self.model_config, progress=progress, model=model
+        )
         self.num_kv_blocks = self.runner.num_blocks
         self.scheduler = build_scheduler(
             config,

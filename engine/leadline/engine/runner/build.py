@@ -59,10 +59,16 @@ def set_cpu_threads(config: EngineConfig) -> None:
 
 
 def build_runner(
-    config: EngineConfig, local: LocalModel, model_config: ModelConfig, *, progress: bool = True
+    config: EngineConfig,
+    local: LocalModel,
+    model_config: ModelConfig,
+    *,
+    progress: bool = True,
+    model: CausalLM | None = None,
 ) -> tuple[ModelRunner, int]:
     """Load the model and allocate its KV cache. Returns the runner and the context length it can serve.
 
+    `model`: one that is loaded already (on the device and in the dtype that `config` says), to be shared.
     Raises ConfigError, UnsupportedModel, ModelNotFound, OutOfMemory.
     """
     if config.tensor_parallel != 1:
@@ -74,17 +80,18 @@ def build_runner(
     length = resolve_context(config, model_config)
     if device.type == "cpu":
         set_cpu_threads(config)
-    with out_of_memory_is_typed(config, "while loading weights"):
-        model = load_model(
-            local,
-            model_config,
-            dtype=dtype,
-            device=device,
-            load_format=config.load_format,
-            progress=progress,
-            seed=config.seed,
-            max_positions=length,
-        )
+    if model is None:
+        with out_of_memory_is_typed(config, "while loading weights"):
+            model = load_model(
+                local,
+                model_config,
+                dtype=dtype,
+                device=device,
+                load_format=config.load_format,
+                progress=progress,
+                seed=config.seed,
+                max_positions=length,
+            )
     num_blocks, length = _size_pool(config, model, length, device)
     with out_of_memory_is_typed(config, "while allocating the KV cache"):
         return _make_runner(config, model, num_blocks, length, device), length
@@ -104,10 +111,11 @@ def _size_pool(config: EngineConfig, model: CausalLM, length: int, device: torch
             need = (size - available) / total
             raise OutOfMemory(
                 "weights and activations leave no room for the KV cache at gpu_memory_utilization "
-                f"{config.gpu_memory_utilization:g}: {-available / 2**20:,.0f} MiB too little. Raise it by at "
-                f"least {need:.2f}, lower max_num_batched_tokens (now "
-                f"{config.max_num_batched_tokens:,}) or max_concurrent_requests (now {config.max_concurrent_requests:,}); max_model_len (now "
-                f"{length:,}) decides how much cache one sequence needs"
+                f"{config.gpu_memory_utilization:g}: {-available / 2**20:,.0f} MiB too little. Raise it by "
+                f"at least {need:.2f}, lower max_num_batched_tokens (now "
+                f"{config.max_num_batched_tokens:,}) or max_concurrent_requests (now "
+                f"{config.max_concurrent_requests:,}); max_model_len (now {length:,}) decides how much "
+                "cache one sequence needs"
             )
         num_blocks = available // size
     return num_blocks, fit_context(config, length, num_blocks, size, device)

@@ -79,10 +79,10 @@ def oom_message(config: EngineConfig, when: str, max_model_len: int | None = Non
     if length is None:
         length = "the model's limit"
     return (
-        f"out of device memory {when}. Lower max_num_batched_tokens (now {config.max_num_batched_tokens:,}), "
-        "which bounds activations; lower gpu_memory_utilization (now "
-        f"{config.gpu_memory_utilization:g}), if the device is shared; lower max_model_len (now {length}), or "
-        f"use tensor_parallel (now {config.tensor_parallel}), if the weights do not fit"
+        f"out of device memory {when}. Lower max_num_batched_tokens (now "
+        f"{config.max_num_batched_tokens:,}), which bounds activations; lower gpu_memory_utilization (now "
+        f"{config.gpu_memory_utilization:g}), if the device is shared; lower max_model_len (now {length}), "
+        f"or use tensor_parallel (now {config.tensor_parallel}), if the weights do not fit"
     )
 
 
