@@ -41,7 +41,7 @@ demo: setup
 
 lint: setup
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/ruff format --check --quiet . || { echo 'Not formatted; run: make format' >&2; exit 1; }
+	@$(BIN)/ruff format --check --output-format concise . || { echo 'Run: make format' >&2; exit 1; }
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
@@ -56,8 +56,11 @@ test: lint
 e2e: setup
 	@$(BIN)/pytest tests/e2e
 
+# Every script of benchmarks/ that runs without a GPU; BENCHMARKS=benchmarks/x.py picks.
+BENCHMARKS ?= $(filter-out benchmarks/gpu_%,$(shell grep -l '__name__ == "__main__"' benchmarks/*.py))
+
 bench: setup
-	@$(BIN)/python -m benchmarks
+	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
