@@ -1,0 +1,116 @@
+"""Two classes share the prefill budget: in proportion, without starvation, first come first served within a class."""
+
+from __future__ import annotations
+
+import pytest
+from core_sim import Loop, request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leadline.engine.core import WeightedPolicy
+
+
+def prompt(index: int, length: int) -> list[int]:
+    """Prompts that share no block."""
+    return [index % 39 + 1, index // 39 % 39 + 1] + [3] * (length - 2)
+
+
+def prefill_tokens(loop: Loop, kinds: dict[int, str]) -> dict[str, int]:
+    got = {"interactive": 0, "batch": 0}
+    for rows in loop.runner.rows_log:
+        for seq_id, _, count, _ in rows:
+            got[kinds[seq_id]] += count
+    return got
+
+
+@pytest.mark.parametrize(("weights", "share"), [((4.0, 1.0), 0.8), ((1.0, 1.0), 0.5), ((1.0, 3.0), 0.25)])
+def test_classes_that_always_have_work_get_tokens_in_proportion_to_their_weights(
+    weights, share: float
+) -> None:
+    policy = WeightedPolicy(dict(zip(("interactive", "batch"), weights, strict=True)))
+    loop = Loop(4000, policy=policy, max_num_batched_tokens=100, max_concurrent_requests=4)
+    kinds = {}
+    for i in range(400):
+        kinds[i] = "batch" if i < 200 else "interactive"
+        loop.add(request(f"r{i}", prompt(i, 40), max_tokens=1, priority_class=kinds[i]))
+    for _ in range(60):
+        loop.step()
+    got = prefill_tokens(loop, kinds)
+    assert got["interactive"] / sum(got.values()) == pytest.approx(share, abs=0.05)
+
+
+def test_a_long_batch_prompt_does_not_delay_an_interactive_one_by_a_step() -> None:
+    loop = Loop(4000, max_num_batched_tokens=50)
+    loop.add(request("batch", prompt(0, 390), max_tokens=1, priority_class="batch"))
+    loop.step()
+    loop.add(request("interactive", prompt(1, 30), max_tokens=5))
+    loop.step()
+    assert len(loop.tokens["interactive"]) == 1
+    assert loop.runner.rows_log[-1][-1][2] > 0
+    assert sum(count for _, _, count, _ in loop.runner.rows_log[-1]) == 50, "the batch prompt gets the rest"
+
+
+def test_a_class_alone_gets_the_whole_budget() -> None:
+    loop = Loop(4000, max_num_batched_tokens=50)
+    loop.add(request("batch", prompt(0, 300), max_tokens=1, priority_class="batch"))
+    loop.step()
+    assert loop.runner.computed_tokens == 50
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_batch_requests_are_not_starved_by_a_stream_of_interactive_ones(slots: int) -> None:
+    loop = Loop(400, max_concurrent_requests=slots, max_queued_requests=10_000)
+    loop.add(request("batch", prompt(0, 60), max_tokens=3, priority_class="batch"))
+    for i in range(1, 200):
+        for copy in range(4):
+            loop.add(request(f"i{i}.{copy}", prompt(i * 4 + copy, 30), max_tokens=4))
+        loop.step()
+        if "batch" in loop.final:
+            break
+    assert "batch" in loop.final
+    assert i < 60
+
+
+def test_a_batch_prompt_that_needs_most_of_the_pool_is_admitted_in_the_end() -> None:
+    loop = Loop(20, max_queued_requests=10_000, max_num_batched_tokens=16)
+    loop.add(request("i0", prompt(1, 20), max_tokens=8))
+    loop.step()
+    loop.add(request("batch", prompt(0, 76), max_tokens=2, priority_class="batch"))
+    for i in range(2, 400):
+        loop.add(request(f"i{i}", prompt(i, 10), max_tokens=8))
+        loop.step()
+        if "batch" in loop.final:
+            break
+    assert loop.final["batch"].finish_reason == "length"
+
+
+def test_idling_earns_nothing() -> None:
+    loop = Loop(4000, max_num_batched_tokens=100, max_concurrent_requests=1)
+    for i in range(100):
+        loop.add(request(f"i{i}", prompt(i, 50), max_tokens=1))
+    for _ in range(50):
+        loop.step()
+    for i in range(100, 150):
+        loop.add(request(f"b{i}", prompt(i, 50), max_tokens=1, priority_class="batch"))
+    for _ in range(20):
+        loop.step()
+    served = sum(name.startswith("b") for name in loop.final)
+    assert 2 <= served <= 8
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(2, 30)), min_size=1, max_size=30), st.integers(1, 4))
+def test_within_a_class_requests_are_admitted_in_the_order_of_arrival(arrivals, slots: int) -> None:
+    loop = Loop(400, max_concurrent_requests=slots, max_num_batched_tokens=32)
+    kinds = []
+    for i, (batch, length) in enumerate(arrivals):
+        kinds.append("batch" if batch else "interactive")
+        loop.add(request(f"r{i}", prompt(i, length), max_tokens=2, priority_class=kinds[-1]))
+    loop.run()
+    first: dict[int, int] = {}
+    for step, rows in enumerate(loop.runner.rows_log):
+        for seq_id, *_ in rows:
+            first.setdefault(seq_id, step)
+    for kind in ("batch", "interactive"):
+        order = [first[i] for i in range(len(kinds)) if kinds[i] == kind]
+        assert order == sorted(order)
