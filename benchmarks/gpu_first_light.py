@@ -5,7 +5,7 @@
     --backends torch:64
 
 1. Agreement: the same greedy requests on each backend; wherever two runs have the same history, the
-   log-probability they report for the same token must agree within LOGPROB_TOLERANCE, and they may part only
+   log-probability they report for the same token must agree within WORST_NATS, and they may part only
    where the two best tokens are that close (a tie in bfloat16). The first backend named is the reference.
 2. Workload A: 256 requests, prompts and outputs of U(100, 1024) tokens, all at once, temperature 0.6
    (142,827 prompt and 133,966 output tokens). bs1 and bs32: 128 tokens in, 256 out.
@@ -19,6 +19,7 @@ import argparse
 import datetime
 import gc
 import json
+import math
 import os
 import random
 import shlex
@@ -60,8 +61,10 @@ LIMITS = {("Qwen3-0.6B", "A"): 36_000, ("Qwen3-0.6B", "bs1"): 3_590, ("Qwen3-0.6
 """tok/s no engine can pass on one H200: every weight once a step, every KV byte once, no overlap."""
 PEERS = {("Qwen3-0.6B", "A"): 20_200, ("Qwen3-0.6B", "bs1"): 421, ("Qwen3-0.6B", "bs32"): 13_900}
 """The better of nano-vllm bb823b3 and vLLM 0.26.0, measured on an H200 in an earlier session."""
-LOGPROB_TOLERANCE = 0.1
-"""Nats. Attention outputs differ by 2**-8 relative between backends, through 28 layers of bfloat16."""
+WORST_NATS, MEAN_NATS = 0.15, 0.02
+"""Differences of log-probabilities that count as agreement. Backends differ by 2**-8 relative in each layer's
+attention, through 28 layers of bfloat16, and logits themselves are rounded to 2**-6. Scaling attention by
+1.1 in 6 layers, as a trial, moved the mean by 0.03."""
 
 
 def write_model(folder: Path, shape: dict[str, int], dtype: str) -> Path:
@@ -123,33 +126,36 @@ def greedy_runs(llm: LLM, vocab: int) -> list[Any]:
 
 
 def compare(reference: list[Any], other: list[Any]) -> dict[str, float]:
-    """Follow each pair of runs while their histories are equal. Raises SystemExit on disagreement."""
-    worst = total = 0.0
-    compared = parted = 0
+    """Follow each pair of runs while their histories are equal.
+
+    worst_nats, mean_nats: differences of the log-probability of the reference's token at each such position;
+    worst_gap: where runs part, by how much the reference preferred its own token.
+    """
+    differences, gaps = [], [0.0]
     for left, right in zip(reference, other, strict=True):
         for mine, theirs in zip(left.logprobs, right.logprobs, strict=True):
-            # Both have seen the same tokens so far: compare the reference's best token under both.
-            chosen = mine.token_id
-            values = dict(theirs.top)
-            same = theirs.token_id == chosen
-            if same or chosen in values:
-                difference = abs(mine.logprob - (theirs.logprob if same else values[chosen]))
-                worst, total, compared = max(worst, difference), total + difference, compared + 1
-            if not same:
-                parted += 1
-                gap = mine.logprob - dict(mine.top).get(theirs.token_id, float("-inf"))
-                if gap > 2 * LOGPROB_TOLERANCE:
-                    raise SystemExit(f"runs part where the best two tokens are {gap:.3f} nats apart")
+            value = dict([*theirs.top, (theirs.token_id, theirs.logprob)]).get(mine.token_id, -math.inf)
+            differences.append(abs(mine.logprob - value))
+            if theirs.token_id != mine.token_id:
+                gaps.append(mine.logprob - dict(mine.top).get(theirs.token_id, -math.inf))
                 break
-    if worst > LOGPROB_TOLERANCE:
-        raise SystemExit(f"log-probabilities differ by {worst:.3f} nats")
     return {
-        "positions": compared,
-        "worst_nats": worst,
-        "mean_nats": total / max(compared, 1),
-        "sequences_equal": len(reference) - parted,
+        "positions": len(differences),
+        "worst_nats": max(differences),
+        "mean_nats": sum(differences) / len(differences),
+        "worst_gap": max(gaps),
         "sequences": len(reference),
+        "sequences_equal": len(reference) - (len(gaps) - 1),
     }
+
+
+def agrees(found: dict[str, float]) -> bool:
+    """Whether the differences are those of rounding."""
+    return (
+        found["worst_nats"] <= WORST_NATS
+        and found["mean_nats"] <= MEAN_NATS
+        and found["worst_gap"] <= 2 * WORST_NATS
+    )
 
 
 def result_line(shape: str, name: str, value: float, backend: str, **more: Any) -> dict[str, Any]:
@@ -218,11 +224,14 @@ def run_backend(
         f"{backend}: ready in {time.perf_counter() - began:.1f} s, {llm.core.num_kv_blocks} blocks",
         flush=True,
     )
-    runs = greedy_runs(llm, SHAPES[options.shape]["vocab_size"])
-    again = compare(runs, greedy_runs(llm, SHAPES[options.shape]["vocab_size"]))
-    print(f"{backend} against itself, second time: {again}", flush=True)
-    if reference is not None:
-        print(f"{backend} against {options.backends[0]}: {compare(reference, runs)}", flush=True)
+    vocab = SHAPES[options.shape]["vocab_size"]
+    runs = greedy_runs(llm, vocab)
+    for what, found in (
+        ("itself, with cached prefixes", compare(runs, greedy_runs(llm, vocab))),
+        (options.backends[0], compare(reference or runs, runs)),
+    ):
+        options.disagreements += not agrees(found)
+        print(f"{backend} against {what}: {'agrees' if agrees(found) else 'DISAGREES'} {found}", flush=True)
     lines = []
     for workload_name in options.workloads if backend in options.measured else []:
         seconds, prompt, output = measure(llm, workload_name, options.requests, options.longest)
@@ -259,6 +268,7 @@ def main() -> None:
     parser.add_argument("--json", help="append one JSON line a measurement here")
     options = parser.parse_args()
     options.measured = options.measured or options.backends
+    options.disagreements = 0
     reference = None
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_model(Path(temporary), SHAPES[options.shape], options.dtype)
@@ -272,6 +282,8 @@ def main() -> None:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+    if options.disagreements:
+        raise SystemExit(f"{options.disagreements} comparisons failed")
 
 
 if __name__ == "__main__":
