@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -112,7 +113,7 @@ def _convert(source: Path, folder: Path, progress: bool) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with (
-        _quiet_transformers(),
+        _quiet_transformers(progress),
         tqdm(total=3, desc="converting smollm2", disable=not progress, leave=False) as bar,
     ):
         bar.set_postfix_str("tokenizer")
@@ -165,15 +166,22 @@ def _forget_quantization(model: Any) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def _quiet_transformers(progress: bool) -> Iterator[None]:
+    """No warnings and no bars, except the one over the tensors being dequantized if `progress`."""
+    from transformers import modeling_gguf_pytorch_utils as gguf
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    inner = getattr(gguf, "tqdm", None)  # this bar is not under logging's control
+    if inner is not None:
+        gguf.tqdm = functools.partial(inner, leave=False, disable=not progress)
     try:
         yield
     finally:
+        if inner is not None:
+            gguf.tqdm = inner
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
