@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,6 +114,12 @@ def test_prompt_ids_beyond_the_vocabulary_are_named(builder, token_id):
     error = refused(builder, [5, token_id])
     assert error.message.startswith("prompt[1]")
     assert str(VOCAB - 1) in error.message
+
+
+def test_numpy_ids_are_taken(builder):
+    request = builder.build(list(np.arange(5)), SamplingParams())
+    assert request.prompt_token_ids == [0, 1, 2, 3, 4]
+    assert {type(token_id) for token_id in request.prompt_token_ids} == {int}
 
 
 @pytest.mark.parametrize("token_id", [VOCAB, VOCAB + 1000, 2**62])

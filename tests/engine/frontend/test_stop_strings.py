@@ -35,14 +35,14 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=3)
 
 
 @given(chunks=st.lists(AB, max_size=8), stops=STOPS, include=st.booleans())
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 def test_any_chunking_gives_what_the_definition_gives(chunks, stops, include):
     texts, found = run(StopStrings(stops, include=include), chunks)
     assert ("".join(texts), found) == naive("".join(chunks), stops, include)
 
 
 @given(before=st.lists(AB, max_size=4), after=st.lists(AB, max_size=4), stops=STOPS, include=st.booleans())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_stop_strings_complete_before_min_tokens_do_not_count(before, after, stops, include):
     armed = [False] * len(before) + [True] * len(after)
     texts, found = run(StopStrings(stops, include=include), before + after, armed)
@@ -55,7 +55,7 @@ def test_stop_strings_complete_before_min_tokens_do_not_count(before, after, sto
 
 
 @given(chunks=st.lists(AB, max_size=8), stops=STOPS)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_no_more_is_held_back_than_could_become_a_stop_string(chunks, stops):
     checker = StopStrings(stops)
     seen = given_out = ""

@@ -57,7 +57,7 @@ FRAGMENTS = st.sampled_from(
     tool_format=st.sampled_from(["hermes", "llama3_json"]),
     names=st.sampled_from([NAMES, ()]),
 )
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 def test_streaming_gives_what_the_whole_text_gives(fragments, sizes, tool_format, names):
     text = "".join(fragments)
     streamed, _ = stream(make_tool_parser(tool_format, names), cut(text, sizes))

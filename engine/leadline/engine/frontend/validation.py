@@ -15,6 +15,7 @@ Room for output is settled here as well. With `limit = min(max_model_len, tokens
 
 from __future__ import annotations
 
+import operator
 import secrets
 import time
 import uuid
@@ -183,24 +184,38 @@ class RequestBuilder:
         if isinstance(prompt, str):
             if not prompt:
                 raise RequestError("the prompt must not be empty", param="prompt")
-            # A token covers at most `longest` bytes, so a text can be refused without tokenizing megabytes.
+            # A token covers at most `longest` bytes, so a text can be refused without tokenizing megabytes. (A
+            # normalizer that shrinks text could make this refuse a little early, at many times any sane prompt.)
             at_least = -(-len(prompt) // self._tokenizer.pieces.longest)
             if at_least >= self.limit:
                 raise self._too_long(f"at least {at_least}")
             token_ids = self._tokenizer.encode(prompt, add_special_tokens)
         else:
-            token_ids = list(prompt)
-            for position, token_id in enumerate(token_ids):
-                if type(token_id) is not int or not 0 <= token_id < self._vocab_size:
-                    raise RequestError(
-                        f"prompt[{position}] must be a token id from 0 to {self._vocab_size - 1}, got "
-                        f"{token_id!r}",
-                        param="prompt",
-                    )
+            token_ids = self._checked_ids(prompt)
         if not token_ids:
             raise RequestError("the prompt must hold at least one token", param="prompt")
         if len(token_ids) >= self.limit:
             raise self._too_long(str(len(token_ids)))
+        return token_ids
+
+    def _checked_ids(self, prompt: Sequence[int]) -> list[int]:
+        """Plain ints within the vocabulary; numpy integers are taken, booleans and floats are not."""
+        token_ids = list(prompt)
+        if set(map(type, token_ids)) <= {int} and (
+            not token_ids or (min(token_ids) >= 0 and max(token_ids) < self._vocab_size)
+        ):
+            return token_ids
+        for position, given in enumerate(token_ids):
+            try:
+                token_id = -1 if isinstance(given, bool) else operator.index(given)
+            except TypeError:
+                token_id = -1
+            if not 0 <= token_id < self._vocab_size:
+                raise RequestError(
+                    f"prompt[{position}] must be a token id from 0 to {self._vocab_size - 1}, got {given!r}",
+                    param="prompt",
+                )
+            token_ids[position] = token_id
         return token_ids
 
     def _too_long(self, tokens: str) -> RequestError:
