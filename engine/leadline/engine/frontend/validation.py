@@ -184,8 +184,8 @@ class RequestBuilder:
         if isinstance(prompt, str):
             if not prompt:
                 raise RequestError("the prompt must not be empty", param="prompt")
-            # A token covers at most `longest` bytes, so a text can be refused without tokenizing megabytes. (A
-            # normalizer that shrinks text could make this refuse a little early, at many times any sane prompt.)
+            # A token covers at most `longest` bytes, so a text can be refused without tokenizing megabytes.
+            # (A normalizer that shrinks text makes this a little early, at many times any sane prompt.)
             at_least = -(-len(prompt) // self._tokenizer.pieces.longest)
             if at_least >= self.limit:
                 raise self._too_long(f"at least {at_least}")
