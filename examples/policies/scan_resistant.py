@@ -3,11 +3,11 @@
     new ──▶ [ probation ] ──evicted first──▶
                │ hit
                ▼
-            [ protected ] ──evicted once probation is empty, or when it holds more than 3/4 of all cached blocks──▶
+            [ protected ] ──evicted when it holds more than 3/4 of all cached blocks──▶
 
-A block enters probation; a prefix hit moves it to the protected segment. Within a segment the least recently used block
-goes first. In rare cases a protected child outlives its parent (the parent was in use when the child was hit): that
-costs a hit, never correctness.
+A block enters probation; a prefix hit moves it to the protected segment. Within a segment the least recently
+used block goes first. In rare cases a protected child outlives its parent (the parent was in use when the
+child was hit): that costs a hit, never correctness.
 
     [project.entry-points."leadline.eviction_policies"]
     scan-resistant = "scan_resistant:ScanResistantEviction"

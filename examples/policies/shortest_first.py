@@ -1,8 +1,8 @@
 """A scheduling policy: short prompts first, with ageing.
 
-The mean time to first token is least when short prefills go first, but then a long prompt may wait for ever. So each
-request is ranked by `tokens to prefill + patience * order of arrival`: a prompt of n tokens can be overtaken by at most
-n / patience later ones. Priority classes are ignored.
+The mean time to first token is least when short prefills go first, but then a long prompt may wait for ever.
+So each request is ranked by `tokens to prefill + patience * order of arrival`: a prompt of n tokens can be
+overtaken by at most n / patience later ones. Priority classes are ignored.
 
     [project.entry-points."leadline.scheduling_policies"]
     shortest-first = "shortest_first:ShortestFirst"

@@ -1,8 +1,9 @@
 """A runner that models what KV *means*, and a loop around the scheduler with any number of steps in flight.
 
-Each (block, offset) of the simulated cache holds a digest of the whole token prefix whose KV stands there. A row that
-reads a position holding anything but the KV of its own prefix fails the test at once. The next token is a function of
-the prefix alone, so the right output of a request is known without running anything (`expected`).
+Each (block, offset) of the simulated cache holds a digest of the whole token prefix whose KV stands there. A
+row that reads a position holding anything but the KV of its own prefix fails the test at once. The next token
+is a function of the prefix alone, so the right output of a request is known without running anything
+(`expected`).
 """
 
 from __future__ import annotations
@@ -44,8 +45,10 @@ def sample(digest: int, banned: tuple[int, ...] = ()) -> int:
 def request(
     request_id: str, prompt: list[int], *, salt: int = 0, structured: bool = False, **changes
 ) -> CoreRequest:
-    """A request for tests: SamplingParams' fields and CoreRequest's by keyword. The salt doubles as the seed, which
-    roots the simulated digests, so that a block shared across salts is noticed."""
+    """A request for tests: SamplingParams' fields and CoreRequest's by keyword.
+
+    The salt doubles as the seed, which roots the simulated digests: a block shared across salts is noticed.
+    """
     own = {name: changes.pop(name) for name in list(changes) if name in CoreRequest.__struct_fields__}
     changes.setdefault("max_tokens", 16)
     if structured:
@@ -152,7 +155,7 @@ class SimRunner:
             slot.computed = end
             for position in range(row.start, end):
                 block = slot.table[position // size]
-                # A block may be hit in the very plan that fills it, but what a shared block holds is not rewritten.
+                # A block may be hit in the plan that fills it; what a shared block holds is not rewritten.
                 where, digest = (block, position % size), slot.digests[position]
                 assert owners[block] == 1 or self.memory.get(where) != digest, "a shared block is rewritten"
                 self.memory[where] = digest
@@ -220,7 +223,7 @@ class Loop:
         assert self.final[request_id].finish_reason == "abort"
 
     def step(self) -> StepPlan | None:
-        """Schedule once; read results until no more than `depth` steps are unread (all, if there was no plan)."""
+        """Schedule once; read results until at most `depth` steps are unread (all, if there was no plan)."""
         plan = self.scheduler.schedule(self.now)
         self._take(self.scheduler.take_outputs())
         if plan is not None:
@@ -276,7 +279,7 @@ class Loop:
         return min(self.config.max_model_len, self.pool.num_blocks * self.config.block_size + 1)
 
     def check_exact(self) -> None:
-        """Every finished request has exactly the tokens it would have alone, without cache and with an endless pool."""
+        """Every finished request has exactly the tokens it would have alone with an endless pool."""
         for name, output in self.final.items():
             tokens, reason = expected(self.requests[name], self.limit)
             if output.finish_reason in ("stop", "length"):

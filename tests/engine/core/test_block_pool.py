@@ -101,6 +101,18 @@ def test_a_twin_that_stands_in_for_a_parent_outlives_the_children() -> None:
     assert not pool.contains(b"child")
 
 
+def test_a_twin_in_use_learns_how_long_the_chain_is_that_hangs_on_it() -> None:
+    pool = BlockPool(12, LengthAwareEviction())
+    short, table = pool.allocate(1), pool.allocate(9)
+    pool.commit(short[0], b"0")
+    for i, block in enumerate(table):
+        pool.commit(block, str(i).encode())  # block 0 stays private: `short` holds that hash
+    pool.release(table)
+    pool.release(short)
+    pool.allocate(pool.num_free + 8)
+    assert pool.hashes() == [b"0"]
+
+
 def test_reset_forgets_hashes_but_leaves_blocks_in_use_alone() -> None:
     pool = BlockPool(4, listener=(heard := Recorder()))
     kept, gone = pool.allocate(1), pool.allocate(1)
@@ -155,7 +167,7 @@ def test_an_empty_pool_is_refused() -> None:
 def test_any_use_of_tables_keeps_the_counts_and_never_loses_a_parent_before_its_child(
     data: st.DataObject, eviction: type, size: int
 ) -> None:
-    """Tables over a small tree of prefixes, as the scheduler builds them: hits, then new blocks, then commits."""
+    """Tables over a small tree of prefixes, as the scheduler builds them: hits, new blocks, commits."""
     heard = Recorder()
     pool = BlockPool(size, eviction(), heard)
     tables: list[list[int]] = []

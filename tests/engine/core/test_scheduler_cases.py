@@ -1,4 +1,4 @@
-"""The rows of the list of known failures that the scheduler can answer for: E6 E7 E8 E9 E12 E13 E18 E20 E21 E22."""
+"""Known failures the scheduler answers for: E3 E4 E6 E7 E8 E9 E12 E13 E18 E20 E21 E22, each by its number."""
 
 from __future__ import annotations
 

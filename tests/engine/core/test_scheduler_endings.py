@@ -1,4 +1,4 @@
-"""How requests end: stop ids, min_tokens, max_tokens, abort, queue timeout, deadline; and structured output's pace."""
+"""How requests end (stop ids, lengths, abort, timeouts), what outputs tell, and what the cache keeps."""
 
 from __future__ import annotations
 
@@ -190,13 +190,16 @@ def test_salts_keep_prefixes_apart(depth: int) -> None:
     assert (stats.prefix_query_tokens_total, stats.prefix_hit_tokens_total) == (27, 8)
 
 
-def test_output_blocks_are_hit_by_the_next_turn_of_a_conversation() -> None:
-    loop = Loop(50, depth=1)
-    loop.add(request("turn 1", [7] * 6, max_tokens=11))
+@DEPTHS
+@pytest.mark.parametrize("count", [9, 10, 11, 12])
+def test_output_blocks_are_hit_by_the_next_turn_of_a_conversation(count: int, depth: int) -> None:
+    loop = Loop(50, depth=depth)
+    loop.add(request("turn 1", [7] * 6, max_tokens=count))
     loop.run()
     loop.add(request("turn 2", [7] * 6 + loop.tokens["turn 1"] + [8, 8], max_tokens=2))
     loop.run()
-    assert loop.final["turn 2"].num_cached_tokens == 16
+    # The KV of turn 1's last token was never computed, so that block is not there even if it is full.
+    assert loop.final["turn 2"].num_cached_tokens == (6 + count - 1) // 4 * 4
     loop.check_exact()
 
 

@@ -22,7 +22,7 @@ prompts = st.builds(
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Adds, aborts, steps, resets and moves the clock in any order; at the end everything is drained and compared."""
+    """Adds, aborts, steps, resets and moves the clock in any order; then drains and compares."""
 
     depth = 0
 
@@ -51,6 +51,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         prompt=prompts,
+        follow=st.one_of(st.none(), st.integers(0, 1000)),
         max_tokens=st.integers(1, 24),
         min_tokens=st.sampled_from([0, 0, 5]),
         stops=st.sampled_from([(), (EOS,), (EOS, 5, 9, 13)]),
@@ -64,10 +65,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         resumed=st.integers(0, 3),
     )
     def add(
-        self, prompt, max_tokens, min_tokens, stops, batch, salt, structured, prompt_logprobs, copies, **times
+        self,
+        prompt,
+        follow,
+        max_tokens,
+        min_tokens,
+        stops,
+        batch,
+        salt,
+        structured,
+        prompt_logprobs,
+        copies,
+        **times,
     ) -> None:
         deadline = None if times["deadline"] is None else self.loop.now + times["deadline"]
         resumed = times["resumed"] if len(prompt) > 3 and max_tokens > 3 else 0
+        if follow is not None and self.loop.final:  # the next turn of an earlier conversation
+            earlier = sorted(self.loop.final)[follow % len(self.loop.final)]
+            prompt = self.loop.requests[earlier].prompt_token_ids + self.loop.tokens[earlier] + prompt[:2]
         for _ in range(copies):
             self.count += 1
             req = request(

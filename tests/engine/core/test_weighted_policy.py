@@ -1,4 +1,4 @@
-"""Two classes share the prefill budget: in proportion, without starvation, first come first served within a class."""
+"""Two classes share the prefill budget in proportion, without starvation, FIFO within a class."""
 
 from __future__ import annotations
 

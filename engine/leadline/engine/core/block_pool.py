@@ -136,8 +136,7 @@ class BlockPool:
         return block
 
     def commit(self, block: int, block_hash: bytes) -> bool:
-        """The content of `block`, which the caller references, is (or will be, in step order) that of
-        `block_hash`.
+        """Say that `block`, which the caller references, holds (or will, in step order) what the hash names.
 
         True if the block is now indexed, False if another block holds that hash and this one stays private.
         """

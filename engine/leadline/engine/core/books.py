@@ -71,9 +71,7 @@ class Books:
     # -- running ---------------------------------------------------------------------------------------------
 
     def admit(self, seq: Sequence, blocks: list[int], num_hit: int) -> None:
-        """Run `seq` with this block table, whose first num_hit blocks are prefix hits (all already
-        referenced).
-        """
+        """Run `seq` with this block table, already referenced; its first num_hit blocks are prefix hits."""
         block_size = self.config.block_size
         self._stop_waiting(seq)
         seq.state = State.RUNNING
@@ -88,9 +86,7 @@ class Books:
             self.synced[seq] = None
 
     def commit(self, seq: Sequence, limit: int) -> None:
-        """Offer the full blocks within the first `limit` tokens (known, and computed by the plans so far) to
-        the index.
-        """
+        """Offer full blocks of the first `limit` tokens to the index: known, and computed by plans so far."""
         block_size = self.config.block_size
         end = limit // block_size
         self.extend_hashes(seq, end)
@@ -129,7 +125,7 @@ class Books:
     def preempt(self, seq: Sequence) -> None:
         """Take everything from a running sequence but its tokens; it is computed again later."""
         if seq in self.prefilling:
-            # Prompt logprobs so far would be reported again; once the whole prompt is planned they all arrive.
+            # Its prompt logprobs so far would be reported twice; once the whole prompt is planned all arrive.
             seq.attempt += 1
             seq.prompt_logprobs.clear()
         self._stop_running(seq)

@@ -101,9 +101,7 @@ class Prefill:
         return True
 
     def _headroom(self) -> int:
-        """Blocks kept back for the growth of running sequences, so that admission does not cause preemption
-        at once.
-        """
+        """Blocks kept back for the growth of running sequences: admission should not cause preemption."""
         books = self._books
         return min(len(books.decoding), books.pool.num_blocks // 32)
 

@@ -148,9 +148,7 @@ class Scheduler:
     # -- steps -----------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next step, or None if there is nothing to compute before a step in flight is read or a request
-        comes.
-        """
+        """The next step; None if nothing can be computed until a step in flight is read or a request comes."""
         self._expire(now)
         books = self._books
         plan = StepPlan(self._next_step_id)
@@ -208,7 +206,7 @@ class Scheduler:
                 self._books.finish_early(seq, kind)
 
     def structured_rows(self) -> list[tuple[int, str]]:
-        """(slot, request id) of each row of the latest plan that samples under a grammar and so needs a mask."""
+        """(slot, request id) of each row of the latest plan that samples under a grammar: it needs a mask."""
         return self._structured
 
     # -- state -----------------------------------------------------------------------------------------------

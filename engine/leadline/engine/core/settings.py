@@ -38,8 +38,8 @@ class SchedulerConfig:
         if self.max_concurrent_requests > self.max_num_batched_tokens:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
-                f"max_concurrent_requests ({self.max_concurrent_requests}): every running request decodes one "
-                "token a step"
+                f"max_concurrent_requests ({self.max_concurrent_requests}): every running request decodes "
+                "one token a step"
             )
 
     @classmethod
