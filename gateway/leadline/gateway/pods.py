@@ -221,4 +221,11 @@ class Pod:
 
 def eligible(pods: Iterable[Pod], now: float) -> list[Pod]:
     """The pods a policy may choose from: ready, not draining, and not shut out by their circuit breaker."""
-    return [pod for pod in pods if pod.ready and not pod.draining and pod.circuit.allows(now)]
+    return [
+        pod
+        for pod in pods
+        if pod.ready
+        and not pod.terminating
+        and ((report := pod.report) is None or not report.draining)
+        and pod.circuit.allows(now)
+    ]

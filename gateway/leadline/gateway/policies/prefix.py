@@ -105,15 +105,15 @@ class PrefixPolicy:
         if request.max_tokens is not None and request.max_tokens < output:
             output = request.max_tokens
         decode_tokens = self.decode_weight * output
-        peer_rate, peer_step = self._peer_rates(pods)
+        peers: tuple[float, float] | None = None
         parts = []
         for pod in pods:
-            report = pod.report
-            if report is None:
-                rate, step = peer_rate, peer_step
-            else:
-                rate = report.prefill_tokens_per_second or peer_rate
-                step = report.decode_step_seconds or peer_step
+            report, rate, step = pod.report, 0.0, 0.0
+            if report is not None:
+                rate, step = report.prefill_tokens_per_second, report.decode_step_seconds
+            if not rate or not step:
+                peers = peers or self._peer_rates(pods)
+                rate, step = rate or peers[0], step or peers[1]
             running, queued, free = pod.load(now)
             missing = prompt - depths.get(pod.id, 0) * block_size
             if missing < computed_always:

@@ -8,6 +8,7 @@ and Zadimoghaddam, "Consistent hashing with bounded loads", 2016), so one busy s
 
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from math import ceil
 
@@ -41,9 +42,27 @@ class SessionPolicy:
         loads = [pod.requests(now) for pod in pods]
         # With this request counted in, some pod is always within the bound, since bound > 1.
         limit = ceil(self.bound * (sum(loads) + 1) / len(pods))
-        key = blake2b(request.session.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        scores = [(blake2b(pod.id.encode(), key=key, digest_size=8).digest(), pod.id) for pod in pods]
+        key = hash64(request.session)
+        scores = [mix(key ^ pod_hash(pod.id)) for pod in pods]
         home = max(range(len(pods)), key=scores.__getitem__)
         chosen = max((at for at, load in enumerate(loads) if load < limit), key=scores.__getitem__)
         reason = "home of the session" if chosen == home else f"home has {loads[home]} of {limit} requests"
         return plain_decision(self.name, reason, request, pods[chosen], pods)
+
+
+def hash64(text: str) -> int:
+    """64 bits of a text, the same in every gateway."""
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+pod_hash = lru_cache(maxsize=16_384)(hash64)
+
+
+def mix(value: int) -> int:
+    """A bijection of 64 bits that looks random (the finalizer of MurmurHash3)."""
+    value ^= value >> 33
+    value = value * 0xFF51AFD7ED558CCD & 0xFFFFFFFFFFFFFFFF
+    value ^= value >> 33
+    value = value * 0xC4CEB9FE1A85EC53 & 0xFFFFFFFFFFFFFFFF
+    return value ^ value >> 33
