@@ -13,7 +13,7 @@ import torch
 from exact_prompts import NEW_TOKENS, make_prompts
 from exact_rig import Rig
 
-from leadline.engine.frontend.tokenizer import Tokenizer
+from leadline.protocol.text.tokenizer import Tokenizer
 from leadline.engine.hub import resolve_model
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.config import load_model_config
@@ -44,7 +44,7 @@ def prompts(tokenizer: Tokenizer) -> list[list[int]]:
 
 @dataclass
 class Reference:
-    """tokens[i]: what greedy transformers adds to prompt i; gaps[i]: least distance of the two best logits."""
+    """tokens[i]: what greedy transformers adds to prompt i; gaps[i]: least gap of the two best logits."""
 
     tokens: list[list[int]]
     gaps: list[float]

@@ -3,7 +3,7 @@ prefix. None meets a near-tie of the two best logits on its way (test_exact.py c
 
 from __future__ import annotations
 
-from leadline.engine.frontend.tokenizer import Tokenizer
+from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = ["NEW_TOKENS", "make_prompts"]
 
@@ -26,22 +26,24 @@ SHORT = [
     "Photosynthesis is the process by which",
 ]
 
-LONG = """The lighthouse stood at the end of a narrow spit of land, and for more than a hundred years its keeper
-had written down everything that happened there. On the first page he noted the weather, the height of
-the tide and the names of the ships that passed. Later keepers added what they saw fit: the arrival of a
-whale, the price of oil, the day the bridge was finished, the winter in which the sea froze as far as
-the eye could reach. When the light was made automatic, the last keeper carried all forty volumes to the
-town library, where they were put on a shelf behind the map cabinet and forgotten. It was a
-schoolteacher who found them again. She had been looking for an old chart of the harbour, and when she
-opened the first volume she did not stop reading until the library closed. The next day she came back
-with a notebook, and the day after that with three of her pupils. Together they counted storms, drew
-curves of temperature and made a list of every vessel that had ever been reported missing. What they
-found surprised even the harbour master, who thought he knew every story that was told along the coast."""
+LONG = """The lighthouse stood at the end of a narrow spit of land, and for more than a hundred years its
+keeper had written down everything that happened there. On the first page he noted the weather,
+the height of the tide and the names of the ships that passed. Later keepers added what they saw
+fit: the arrival of a whale, the price of oil, the day the bridge was finished, the winter in
+which the sea froze as far as the eye could reach. When the light was made automatic, the last
+keeper carried all forty volumes to the town library, where they were put on a shelf behind the
+map cabinet and forgotten. It was a schoolteacher who found them again. She had been looking for
+an old chart of the harbour, and when she opened the first volume she did not stop reading until
+the library closed. The next day she came back with a notebook, and the day after that with
+three of her pupils. Together they counted storms, drew curves of temperature and made a list of
+every vessel that had ever been reported missing. What they found surprised even the harbour
+master, who thought he knew every story that was told along the coast. Years later the pupils
+still met once a month, and the shelf behind the map cabinet was never forgotten again."""
 
-OTHER = """Question: A farmer has seventeen sheep, and all but nine run away. How many sheep does the farmer have
-left? Explain your reasoning step by step, then give the answer as a single number on the last line.
-Keep in mind that the words matter more than the arithmetic here, and that many people answer too
-quickly."""
+OTHER = """Question: A farmer has seventeen sheep, and all but nine run away. How many sheep does the
+farmer have left? Explain your reasoning step by step, then give the answer as a single number
+on the last line. Keep in mind that the words matter more than the arithmetic here, and that
+many people answer too quickly."""
 
 
 def make_prompts(tokenizer: Tokenizer) -> list[list[int]]:
