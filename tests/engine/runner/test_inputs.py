@@ -63,7 +63,7 @@ def test_inputs_say_what_a_plan_means_token_by_token(rng):
     tables = SlotTables(SLOTS, MAX_LEN // SIZE, CPU)
     builder = InputBuilder(tables, SIZE)
     live: dict[int, Model] = {}
-    next_block, checked = 1, 0
+    next_block = 1
     for step in range(12):
         plan = StepPlan(step)
         for slot in list(live):
@@ -103,8 +103,6 @@ def test_inputs_say_what_a_plan_means_token_by_token(rng):
         tables.apply(plan)
         if plan.rows:
             check(builder.build(plan), plan, live)
-            checked += 1
-    assert checked
 
 
 def test_a_slot_that_changes_hands_keeps_nothing_of_its_last_owner():

@@ -125,10 +125,10 @@ class InputBuilder:
         )
 
     def _cut(self, table_rows: torch.Tensor, ends: np.ndarray) -> torch.Tensor:
-        """Entries past a row's blocks are what earlier owners of its slot left there: valid block ids,
-        which no backend reads for their content; the interface promises zeros, so give them."""
-        if int(ends.min()) + self.block_size > int(ends.max()):
+        """Entries past a row's context are blocks it has not reached, or left there by an earlier owner of its
+        slot; the interface promises zeros."""
+        used = (ends + self.block_size - 1) // self.block_size
+        if int(used.min()) == int(used.max()):
             return table_rows
         width = torch.arange(table_rows.shape[1], device=table_rows.device)
-        used = upload((ends + self.block_size - 1) // self.block_size, table_rows.device)
-        return table_rows.masked_fill_(width >= used[:, None], 0)
+        return table_rows.masked_fill_(width >= upload(used, table_rows.device)[:, None], 0)
