@@ -1,0 +1,100 @@
+"""A server that runs one request at a time, with room for one more: what the others are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from live_server import LiveServer
+
+LONG: dict[str, Any] = {"model": "strict", "prompt": "One two", "max_tokens": 400, "temperature": 0}
+
+
+@pytest.fixture
+async def client(narrow_server: LiveServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{narrow_server.url}/v1", api_key="key-one", timeout=60, max_retries=0
+    ) as client:
+        yield client
+
+
+@asynccontextmanager
+async def busy(server: LiveServer, client: openai.AsyncOpenAI, waiting: int = 0) -> AsyncIterator[None]:
+    """One stream runs, `waiting` more requests wait."""
+    stream = await client.completions.create(**LONG, stream=True, extra_body={"ignore_eos": True})
+    await anext(aiter(stream))
+    others = [asyncio.ensure_future(client.completions.create(**LONG)) for _ in range(waiting)]
+    await asyncio.to_thread(server.until, lambda: server.metric("waiting_requests") == waiting)
+    try:
+        yield
+    finally:
+        await stream.close()
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.to_thread(
+            server.until,
+            lambda: server.metric("running_requests") == server.metric("waiting_requests") == 0,
+        )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_full_queue_is_a_429_with_retry_after(
+    narrow_server: LiveServer, client: openai.AsyncOpenAI, stream: bool
+) -> None:
+    """E12."""
+    async with busy(narrow_server, client, waiting=1):
+        with pytest.raises(openai.RateLimitError) as caught:
+            await client.completions.create(**LONG, stream=stream)
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+    assert caught.value.code == "queue_full"
+    assert caught.value.type == "rate_limit_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_waiting_longer_than_the_queue_timeout_is_a_503(
+    narrow_server: LiveServer, client: openai.AsyncOpenAI, stream: bool
+) -> None:
+    async with busy(narrow_server, client):
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.completions.create(**LONG, stream=stream, extra_body={"queue_timeout": 0.2})
+    assert caught.value.status_code == 503
+    assert caught.value.code == "queue_timeout"
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+
+
+async def test_a_deadline_that_passes_is_a_504(narrow_server: LiveServer, client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        await client.completions.create(**LONG, extra_body={"deadline": 0.5, "ignore_eos": True})
+    assert caught.value.status_code == 504
+    assert caught.value.code == "deadline_exceeded"
+
+
+async def test_a_deadline_that_passes_in_a_stream_is_an_error_event(
+    narrow_server: LiveServer, client: openai.AsyncOpenAI
+) -> None:
+    async with httpx.AsyncClient(base_url=narrow_server.url, timeout=60) as http:
+        body = {**LONG, "stream": True, "deadline": 1.5, "ignore_eos": True}
+        response = await http.post("/v1/completions", json=body, headers={"Authorization": "Bearer key-one"})
+    assert response.status_code == 200
+    *_, last, end = response.text.split("\n\n")
+    assert end == ""
+    assert '"code":"deadline_exceeded"' in last
+    stream = await client.completions.create(
+        **LONG, stream=True, extra_body={"deadline": 1.5, "ignore_eos": True}
+    )
+    with pytest.raises(openai.APIError, match="deadline"):
+        async for _ in stream:
+            pass
+
+
+async def test_outcomes_are_counted(narrow_server: LiveServer, client: openai.AsyncOpenAI) -> None:
+    before = narrow_server.metric("requests_total", endpoint="completions", outcome="deadline")
+    with pytest.raises(openai.APIStatusError):
+        await client.completions.create(**LONG, extra_body={"deadline": 0.2, "ignore_eos": True})
+    assert narrow_server.metric("requests_total", endpoint="completions", outcome="deadline") == before + 1

@@ -1,0 +1,106 @@
+"""Everything beside generation: models, tokenization, probes, metrics, version, administration."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from live_server import BLOCK, CONTEXT, LiveServer
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def test_the_model_list_names_the_served_model(server: LiveServer) -> None:
+    (card,) = server.client.models.list().data
+    assert card.id == "smollm2"
+    assert card.model_dump()["max_model_len"] == CONTEXT
+
+
+def test_tokenize_and_detokenize_are_inverse(server: LiveServer) -> None:
+    text = "Grüße aus 東京 🙂"
+    tokens = server.post("/tokenize", prompt=text).json()
+    assert tokens["count"] == len(tokens["tokens"])
+    assert tokens["max_model_len"] == CONTEXT
+    assert server.post("/detokenize", tokens=tokens["tokens"]).json() == {"prompt": text}
+
+
+def test_tokenize_applies_the_chat_template(server: LiveServer) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    tokens = server.post("/tokenize", messages=messages).json()["tokens"]
+    text = server.post("/detokenize", tokens=tokens).json()["prompt"]
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    closed = server.post("/tokenize", messages=messages, add_generation_prompt=False).json()["tokens"]
+    assert tokens[: len(closed)] == closed
+
+
+def test_probes_and_version(server: LiveServer) -> None:
+    with server.http as http:
+        assert http.get("/health").json() == {"status": "serving"}
+        assert http.get("/ready").json() == {"status": "ready"}
+        assert http.get("/version").json() == {"version": version("leadline")}
+
+
+def test_warmup_fills_the_prefix_cache_and_reset_empties_it(server: LiveServer) -> None:
+    server.post("/admin/reset_prefix_cache")
+    prompt = "A long instruction that every request begins with. " * 4
+    first = server.post("/admin/warmup", prompts=[prompt]).json()
+    assert first["prompts"] == 1
+    assert first["cached_tokens"] == 0
+    assert first["prompt_tokens"] > BLOCK
+    whole_blocks = (first["prompt_tokens"] - 1) // BLOCK
+    assert server.post("/admin/warmup", prompts=[prompt]).json()["cached_tokens"] == whole_blocks * BLOCK
+    assert server.post("/admin/reset_prefix_cache").json()["blocks"] >= whole_blocks
+    assert server.post("/admin/warmup", prompts=[prompt]).json()["cached_tokens"] == 0
+
+
+def test_a_cache_salt_keeps_prefixes_apart(server: LiveServer) -> None:
+    server.post("/admin/reset_prefix_cache")
+    body = {"prompt": "The same long beginning of every text there is. " * 4, "max_tokens": 1}
+
+    def cached(salt: str) -> int:
+        usage = server.post("/v1/completions", **body, cache_salt=salt).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached("tenant-a") == 0
+    assert cached("tenant-a") > 0
+    assert cached("tenant-b") == 0
+
+
+def test_metrics_count_requests_tokens_and_times(server: LiveServer) -> None:
+    names = (
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "time_to_first_token_seconds_count",
+        "inter_token_latency_seconds_count",
+        "time_per_output_token_seconds_count",
+        "queue_seconds_count",
+        "request_seconds_count",
+    )
+    before = {name: server.metric(name) for name in names}
+    done = server.metric("requests_total", endpoint="completions", outcome="length")
+    usage = server.post("/v1/completions", prompt="Hello there", max_tokens=4, ignore_eos=True).json()[
+        "usage"
+    ]
+    after = {name: server.metric(name) - before[name] for name in names}
+    assert after == {
+        "prompt_tokens_total": usage["prompt_tokens"],
+        "generation_tokens_total": 4,
+        "time_to_first_token_seconds_count": 1,
+        "inter_token_latency_seconds_count": 3,
+        "time_per_output_token_seconds_count": 1,
+        "queue_seconds_count": 1,
+        "request_seconds_count": 1,
+    }
+    assert server.metric("requests_total", endpoint="completions", outcome="length") == done + 1
+
+
+def test_metrics_parse_and_follow_the_naming_rules(server: LiveServer) -> None:
+    with server.http as http:
+        response = http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    families = list(text_string_to_metric_families(response.text))
+    assert len(families) > 15
+    for family in families:
+        assert family.name.startswith("leadline_engine_")
+        assert family.documentation
+        assert sum(sample.name.endswith("_total") for sample in family.samples) in (0, len(family.samples))
+        assert all(set(s.labels) <= {"endpoint", "outcome", "priority_class", "le"} for s in family.samples)
+    assert server.metric("kv_blocks") > 0
