@@ -1,7 +1,7 @@
 """From a folder of Hugging Face files to a decoder that runs.
 
     config.py    config.json and generation_config.json → ModelConfig; refuses by field name what we lack
-    rope_config.py   its rotary settings
+                 rope_config.py reads its rotary settings
     families.py  what sets Llama, Mistral, Qwen2 and Qwen3 apart, as data
     base.py      the contract with the runner: CausalLM, AttentionFn
     decoder.py   the one decoder; layers.py its parts, ops.py its element-wise operations, rope.py its tables
