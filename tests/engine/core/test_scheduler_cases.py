@@ -96,6 +96,19 @@ def test_e8_the_latest_batch_sequence_is_preempted_first() -> None:
     loop.check_exact()
 
 
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_e8_what_a_preemption_frees_does_not_go_to_a_newcomer(depth: int) -> None:
+    loop = Loop(4, depth=depth)
+    loop.add(request("first", [1] * 5, max_tokens=8))
+    loop.add(request("second", [2] * 5, max_tokens=8))
+    loop.step()
+    loop.add(request("newcomer", [3], max_tokens=1))
+    loop.run()
+    assert loop.final["second"].num_preemptions == 1
+    assert list(loop.final) == ["first", "second", "newcomer"]
+    loop.check_exact()
+
+
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
 def test_e9_many_short_requests_with_overlap_preemption_and_stop_lose_and_double_nothing(depth: int) -> None:
     loop = Loop(9, depth=depth, max_queued_requests=200)

@@ -79,10 +79,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         **times,
     ) -> None:
         deadline = None if times["deadline"] is None else self.loop.now + times["deadline"]
-        resumed = times["resumed"] if len(prompt) > 3 and max_tokens > 3 else 0
         if follow is not None and self.loop.final:  # the next turn of an earlier conversation
             earlier = sorted(self.loop.final)[follow % len(self.loop.final)]
             prompt = self.loop.requests[earlier].prompt_token_ids + self.loop.tokens[earlier] + prompt[:2]
+        resumed = times["resumed"] if len(prompt) > 3 and max_tokens > 3 else 0
         for _ in range(copies):
             self.count += 1
             req = request(

@@ -148,7 +148,7 @@ class Scheduler:
     # -- steps -----------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next step; None if nothing can be computed until a step in flight is read or a request comes."""
+        """The next step; None if nothing can be computed before a step is read or a request comes."""
         self._expire(now)
         books = self._books
         plan = StepPlan(self._next_step_id)
