@@ -47,7 +47,11 @@ class ServiceIndex:
         return depths
 
     def routed(self, pod: str, hashes: Sequence[int], held: int, now: float) -> None:
-        """A request with this chain went to the pod, which held its first `held` blocks (from `match`)."""
+        """A request with this chain went to the pod, which held its first `held` blocks (from `match`).
+
+        Without cache events (another engine, approximate hashes) give `held=0`, which renews all guesses, and
+        make the index with a `speculative_ttl` of minutes.
+        """
         self._speculative.add(pod, hashes[held:], now)
 
     # The reader of events
