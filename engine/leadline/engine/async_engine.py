@@ -37,14 +37,14 @@ from leadline.engine.errors import (
     LeadlineError,
     QueueTimeout,
 )
-from leadline.engine.frontend.chat import ChatRenderer
 from leadline.engine.frontend.output_processor import OutputProcessor
-from leadline.engine.frontend.tokenizer import Tokenizer
 from leadline.engine.frontend.validation import RequestBuilder
 from leadline.engine.messages import CoreRequest, PriorityClass
 from leadline.engine.models.config import ModelConfig, load_model_config
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.sampling_params import SamplingParams
+from leadline.protocol.text.chat import ChatRenderer
+from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = ["AsyncEngine", "WarmupReport"]
 

@@ -3,15 +3,27 @@
 Two families. `RequestError` is the caller's mistake: it carries the HTTP status and the OpenAI error fields, and its
 message says what to change. `EngineError` is ours or the machine's. Anything a caller can cause raises the first
 kind; bare asserts are for broken invariants only.
+
+The roots, and what reading a model's tokenizer can raise, live in `leadline.protocol.errors`: the gateway
+raises them too.
 """
 
 from __future__ import annotations
+
+from leadline.protocol.errors import (
+    EngineError,
+    LeadlineError,
+    ModelNotFound,
+    RequestError,
+    UnsupportedModel,
+)
 
 __all__ = [
     "ConfigError",
     "DeadlineExceeded",
     "EngineDead",
     "EngineError",
+    "LeadlineError",
     "ModelNotFound",
     "OutOfMemory",
     "QueueFull",
@@ -20,26 +32,6 @@ __all__ = [
     "Unauthorized",
     "UnsupportedModel",
 ]
-
-
-class LeadlineError(Exception):
-    """Root of everything this room raises on purpose."""
-
-
-class RequestError(LeadlineError):
-    """A request that cannot be served as it stands.
-
-    `status` is the HTTP status, `type`, `code` and `param` are the fields of the OpenAI error object.
-    """
-
-    status = 400
-    type = "invalid_request_error"
-
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-        self.code = code
 
 
 class QueueFull(RequestError):
@@ -74,20 +66,8 @@ class DeadlineExceeded(RequestError):
         super().__init__(message, code="deadline_exceeded")
 
 
-class EngineError(LeadlineError):
-    """The engine, its configuration or the machine is at fault."""
-
-
 class ConfigError(EngineError):
     """A setting that cannot work; the message names it and a value that would."""
-
-
-class UnsupportedModel(EngineError):
-    """A model whose config asks for something we do not implement; the message names the field."""
-
-
-class ModelNotFound(EngineError):
-    """No model at that name or path."""
 
 
 class Unauthorized(EngineError):

@@ -19,15 +19,15 @@ import msgspec
 from leadline.engine.config import EngineConfig
 from leadline.engine.engine_core import EngineCore, calm_garbage_collector
 from leadline.engine.errors import EngineError, QueueFull, RequestError
-from leadline.engine.frontend.chat import ChatRenderer
 from leadline.engine.frontend.collector import OutputCollector
 from leadline.engine.frontend.output_processor import OutputProcessor
-from leadline.engine.frontend.tokenizer import Tokenizer
 from leadline.engine.frontend.validation import RequestBuilder
 from leadline.engine.hub import resolve_model
 from leadline.engine.messages import CoreRequest
 from leadline.engine.outputs import OutputDelta, RequestOutput
 from leadline.engine.sampling_params import SamplingParams
+from leadline.protocol.text.chat import ChatRenderer
+from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
 

@@ -5,7 +5,8 @@ events      cache event batches and snapshots, engine → gateway
 load        heartbeat and load report, engine → gateway
 keys        names of the Redis keys that carry the two
 openai      the OpenAI API's requests, responses and streaming chunks
-errors      the OpenAI error object
+text        prompts: chat templates and tokenizers (needs tokenizers and jinja2)
+errors      errors of both sides, and the OpenAI error object
 isvc        names and reasons of the InferenceService resource
 
 Imports no torch, no web framework and no Kubernetes client. Import the modules, not this package: nothing is

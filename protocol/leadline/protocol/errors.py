@@ -1,10 +1,55 @@
-"""The OpenAI error object: the one shape in which the engine's server and the gateway report failures."""
+"""Errors that more than one room raises, and the OpenAI error object in which servers report them.
+
+`RequestError` is the caller's mistake: it carries the HTTP status and the OpenAI fields, and its message says
+what to change. `EngineError` is ours, the model's or the machine's.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-__all__ = ["ErrorObject", "ErrorResponse", "encode_error"]
+__all__ = [
+    "EngineError",
+    "ErrorObject",
+    "ErrorResponse",
+    "LeadlineError",
+    "ModelNotFound",
+    "RequestError",
+    "UnsupportedModel",
+    "encode_error",
+]
+
+
+class LeadlineError(Exception):
+    """Root of everything we raise on purpose."""
+
+
+class RequestError(LeadlineError):
+    """A request that cannot be served as it stands.
+
+    `status` is the HTTP status, `type`, `code` and `param` are the fields of the OpenAI error object.
+    """
+
+    status = 400
+    type = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class EngineError(LeadlineError):
+    """The engine, its configuration, the model's files or the machine is at fault."""
+
+
+class UnsupportedModel(EngineError):
+    """A model whose files ask for something we do not implement; the message names it."""
+
+
+class ModelNotFound(EngineError):
+    """No model at that name or path."""
 
 
 class ErrorObject(msgspec.Struct, kw_only=True, frozen=True):

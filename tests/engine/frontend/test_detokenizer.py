@@ -11,8 +11,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from leadline.engine.frontend.detokenizer import Detokenizer
-from leadline.engine.frontend.pieces import JoinKind, LeadingSpace
-from leadline.engine.frontend.tokenizer import Tokenizer
+from leadline.protocol.text.pieces import JoinKind, LeadingSpace
+from leadline.protocol.text.tokenizer import Tokenizer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"])) | st.text("😀👩‍👩‍👧🇩🇪東京ありがとう한국어é \n")
 

@@ -1,9 +1,9 @@
 """Everything between a caller's text and the core's token ids. Imports no torch.
 
+Tokenizer and chat templates are `leadline.protocol.text`'s, because the gateway uses them too.
+
 In reading order:
 
-    tokenizer, pieces      text ↔ token ids; what bytes a token stands for
-    chat, messages_in      chat templates, and messages as they see them
     validation             the one place where requests are checked and become CoreRequests
     structured             JSON, schema, regex and grammar constraints as token masks
     detokenizer, stop      token ids → final text, increment by increment

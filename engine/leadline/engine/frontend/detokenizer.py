@@ -22,8 +22,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 
-from leadline.engine.frontend.pieces import JoinKind, LeadingSpace
-from leadline.engine.frontend.tokenizer import Tokenizer
+from leadline.protocol.text.pieces import JoinKind, LeadingSpace
+from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = ["Detokenizer"]
 

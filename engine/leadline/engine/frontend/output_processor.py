@@ -21,9 +21,9 @@ import msgspec
 from leadline.engine.errors import RequestError
 from leadline.engine.frontend.detokenizer import Detokenizer
 from leadline.engine.frontend.stop import StopStrings
-from leadline.engine.frontend.tokenizer import Tokenizer
 from leadline.engine.messages import CoreOutput, CoreRequest, FinishReason
 from leadline.engine.outputs import OutputDelta
+from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = ["OutputProcessor"]
 

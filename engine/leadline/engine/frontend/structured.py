@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leadline.engine.errors import RequestError
-from leadline.engine.frontend.tokenizer import Tokenizer
 from leadline.engine.sampling_params import StructuredSpec
+from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = ["GrammarCompiler", "Matcher"]
 

@@ -27,9 +27,9 @@ import msgspec
 from leadline.engine.config import EngineConfig
 from leadline.engine.errors import RequestError
 from leadline.engine.frontend.structured import GrammarCompiler
-from leadline.engine.frontend.tokenizer import Tokenizer
 from leadline.engine.messages import CoreRequest, PriorityClass
 from leadline.engine.sampling_params import SamplingParams
+from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = ["ModelFacts", "RequestBuilder"]
 

@@ -6,7 +6,6 @@ import codecs
 import math
 from collections.abc import Sequence
 
-from leadline.engine.frontend.tokenizer import Tokenizer
 from leadline.engine.messages import TokenLogprobs
 from leadline.protocol.openai.responses import (
     LOGPROB_FLOOR,
@@ -16,6 +15,7 @@ from leadline.protocol.openai.responses import (
     CompletionLogprobs,
     PromptLogprob,
 )
+from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = ["CompletionLogprobsBuilder", "chat_logprobs", "prompt_logprobs"]
 

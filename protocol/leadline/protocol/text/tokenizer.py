@@ -2,8 +2,7 @@
 
 Owns reading `tokenizer.json` and its companions (`tokenizer_config.json`, `special_tokens_map.json`, chat
 template files) and the map from a token id to the bytes it stands for. Uses the `tokenizers` library
-directly: it is fast, it releases the GIL, and it spares the process the import of transformers. Depends on
-nothing of the room but `errors`, so that the gateway can render and tokenize with the same code.
+directly: it is fast, it releases the GIL, and it spares the process the import of transformers.
 
 Which special tokens surround a text is the post-processor's business in `tokenizer.json`; like transformers 5
 we do not read `add_bos_token` and `add_eos_token` in `tokenizer_config.json` when there is a
@@ -22,8 +21,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from leadline.engine.errors import ModelNotFound, RequestError, UnsupportedModel
-from leadline.engine.frontend.pieces import PieceTable
+from leadline.protocol.errors import ModelNotFound, RequestError, UnsupportedModel
+from leadline.protocol.text.pieces import PieceTable
 
 __all__ = ["Tokenizer"]
 
@@ -231,7 +230,14 @@ def _through_transformers(
     """Let transformers convert an older tokenizer format, and take the `tokenizers` object it built."""
     if not folder.is_dir():
         raise ModelNotFound(f"{folder} is not a folder")
-    from transformers import AutoTokenizer
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise UnsupportedModel(
+            f"{folder} holds no tokenizer.json, and converting an older format takes the package "
+            "transformers, which is not installed here; convert it elsewhere with "
+            "`AutoTokenizer.from_pretrained(...).save_pretrained(folder)`"
+        ) from error
 
     try:
         loaded = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, use_fast=True)

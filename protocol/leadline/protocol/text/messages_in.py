@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leadline.engine.errors import RequestError
+from leadline.protocol.errors import RequestError
 
 __all__ = ["normalize_messages"]
 

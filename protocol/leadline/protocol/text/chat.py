@@ -4,8 +4,6 @@ Owns the sandboxed Jinja environment and what messages look like when a template
 from model repositories and are untrusted: they run in jinja2's immutable sandbox and see plain JSON values
 only. A template that raises is telling the caller something about the messages, so every failure while
 rendering is a RequestError.
-
-Depends on nothing of the room but `errors`, so that the gateway renders the very same prompt.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from leadline.engine.errors import RequestError, UnsupportedModel
-from leadline.engine.frontend.messages_in import normalize_messages
+from leadline.protocol.errors import RequestError, UnsupportedModel
+from leadline.protocol.text.messages_in import normalize_messages
 
 __all__ = ["ChatRenderer"]
 

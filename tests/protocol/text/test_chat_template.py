@@ -7,7 +7,7 @@ import re
 import pytest
 
 from leadline.engine.errors import RequestError, UnsupportedModel
-from leadline.engine.frontend.chat import ChatRenderer
+from leadline.protocol.text.chat import ChatRenderer
 
 # Written for these tests in the shapes models use: a header form, a ChatML form with tools, a strict form.
 LLAMA_LIKE = """{{- bos_token }}

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 from leadline.engine.errors import ModelNotFound, RequestError, UnsupportedModel
-from leadline.engine.frontend.pieces import JoinKind
-from leadline.engine.frontend.tokenizer import Tokenizer
+from leadline.protocol.text.pieces import JoinKind
+from leadline.protocol.text.tokenizer import Tokenizer
 
 TEXTS = [
     "Hello world",
@@ -165,8 +165,9 @@ def test_a_decoder_nobody_knows_is_opaque():
 
 def test_loading_imports_neither_torch_nor_transformers(smollm_folder):
     code = (
-        "import sys; from leadline.engine.frontend.tokenizer import Tokenizer; Tokenizer.load(sys.argv[1]); "
-        "from leadline.engine.frontend import chat, output_processor, structured, tools, validation; "
+        "import sys; from leadline.protocol.text.tokenizer import Tokenizer; Tokenizer.load(sys.argv[1]); "
+        "from leadline.protocol.text import chat, prompts; "
+        "from leadline.engine.frontend import output_processor, structured, tools, validation; "
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )
     run = subprocess.run(

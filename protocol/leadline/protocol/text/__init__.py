@@ -1,0 +1,9 @@
+"""From a request's text to the token ids of its prompt, the same in the engine and in the gateway.
+
+prompts                what of a request body becomes prompt, and its token ids
+tokenizer, pieces      text ↔ token ids; what bytes a token stands for
+chat, messages_in      chat templates, and messages as they see them
+
+Needs the packages tokenizers and jinja2, which the rest of this room does not: nothing outside imports this
+package but the engine and the gateway.
+"""

@@ -1,0 +1,88 @@
+"""What of a request body becomes prompt, and its token ids.
+
+The one place that knows: the engine builds its prompts with it, and so does the gateway, which must arrive at
+the same ids to name the same blocks. A request has one prompt, or several (`prompt` as a list); each is a
+text or token ids, followed by the output that another pod already sent for it (`resume_token_ids`).
+
+    chat            template over messages and tools         special tokens are the template's business
+    text            the prompt itself                        add_special_tokens: true by default
+    token ids       taken as they are
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from leadline.protocol.openai.chat import ChatCompletionRequest, ChatMessage, Tool
+from leadline.protocol.openai.completion import CompletionRequest
+from leadline.protocol.openai.service import TokenizeRequest
+from leadline.protocol.text.chat import ChatRenderer
+from leadline.protocol.text.tokenizer import Tokenizer
+
+__all__ = ["PromptInput", "PromptRequest", "prompt_inputs", "prompt_token_ids", "tools_shown"]
+
+PromptRequest = ChatCompletionRequest | CompletionRequest | TokenizeRequest
+
+ToolT = TypeVar("ToolT")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInput:
+    """One prompt, before it is tokenized."""
+
+    content: str | list[int]
+    """A text (of a chat: rendered), or token ids."""
+    add_special_tokens: bool = True
+    """For a text: surround it with the tokenizer's special tokens."""
+    resume_token_ids: Sequence[int] = ()
+    """Output of an earlier attempt; it follows the prompt."""
+
+
+def prompt_inputs(request: PromptRequest, renderer: ChatRenderer) -> list[PromptInput]:
+    """The prompts of a request, in order; one for a chat. Raises RequestError for what a template cannot
+    take."""
+    if isinstance(request, CompletionRequest):
+        special = request.add_special_tokens is not False
+        resume = request.resume_token_ids or ()
+        return [PromptInput(content, special, resume) for content in request.prompts()]
+    if isinstance(request, ChatCompletionRequest):
+        text = _render(request, request.messages, tools_shown(request.tools, request.tool_choice), renderer)
+        return [PromptInput(text, False, request.resume_token_ids or ())]
+    if request.messages is not None:
+        return [PromptInput(_render(request, request.messages, request.tools, renderer), False)]
+    return [PromptInput(request.prompt or "", request.add_special_tokens is not False)]
+
+
+def prompt_token_ids(prompt: PromptInput, tokenizer: Tokenizer) -> list[int]:
+    """Token ids of one prompt, resumed output included, without asking whether they fit the model. Raises
+    RequestError for text that has no UTF-8 form."""
+    content = prompt.content
+    ids = tokenizer.encode(content, prompt.add_special_tokens) if isinstance(content, str) else content
+    return [*ids, *prompt.resume_token_ids] if prompt.resume_token_ids else ids
+
+
+def tools_shown(tools: Sequence[ToolT] | None, tool_choice: object) -> Sequence[ToolT] | None:
+    """The tools that the template sees: None with tool_choice "none"."""
+    return None if not tools or tool_choice == "none" else tools
+
+
+def _render(
+    request: ChatCompletionRequest | TokenizeRequest,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Tool] | None,
+    renderer: ChatRenderer,
+) -> str:
+    continues = bool(request.continue_final_message)
+    opens = request.add_generation_prompt
+    plain: list[Mapping[str, Any]] = msgspec.to_builtins(list(messages))
+    return renderer.render(
+        plain,
+        tools=msgspec.to_builtins(list(tools)) if tools else None,
+        add_generation_prompt=not continues if opens is None else opens,
+        continue_final_message=continues,
+        template_kwargs=request.chat_template_kwargs,
+    )
