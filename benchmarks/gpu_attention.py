@@ -17,6 +17,7 @@ import statistics
 
 import torch
 
+from gpu_results import result_line
 from leadline.engine.attention import AttentionBatch, AttentionSpec, make_backend
 
 SHAPES = {"16/8/128": (16, 8, 128), "32/8/128": (32, 8, 128), "9/3/64": (9, 3, 64)}
@@ -26,6 +27,8 @@ PREFILLS = [(1, 4096, 0), (4, 4096, 0), (16, 1024, 0), (1, 2048, 8192), (1, 128,
 LAYERS = 8
 COPY_RATE = 4.28e12
 """bytes/s, read + write, of a large device-to-device copy on the H200 here."""
+MATRIX_RATE = 788
+"""TFLOP/s of an 8192 x 8192 x 8192 bfloat16 product on the same card."""
 
 
 def build_batch(rows: list[tuple[int, int]], block_size: int) -> tuple[AttentionBatch, int]:
@@ -111,31 +114,42 @@ def main() -> None:
     )
     parser.add_argument("--backends", default="triton:64,triton:16,flash_attn:256")
     parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--json", help="write one JSON line a cell here")
+    parser.add_argument("--json", help="append one JSON line a cell here")
     options = parser.parse_args()
     lines = []
     for shape in options.shapes.split(","):
         heads, kv_heads, dim = SHAPES[shape]
         for backend in options.backends.split(","):
             name, block_size = backend.split(":")
-            cells = []
+            texts = []
             for count, context in DECODES:
+                cell = f"attention decode {count}x{context}"
                 seconds = time_layer(name, int(block_size), SHAPES[shape], [(context, 1)] * count)
                 share = count * context * kv_heads * dim * 4 / seconds / COPY_RATE
-                cells.append((f"decode {count}x{context}", seconds * 1e6, f"{share:.0%}"))
-            for count, new, before in PREFILLS:
-                seconds = time_layer(name, int(block_size), SHAPES[shape], [(before + new, new)] * count)
-                flops = 4 * count * heads * dim * (new * before + new * (new + 1) / 2)
-                cells.append(
-                    (f"prefill {count}x{new}@{before}", seconds * 1e6, f"{flops / seconds / 1e12:.0f}TF")
+                texts.append(f"{count}x{context}: {seconds * 1e6:.1f}us {share:.0%}")
+                lines.append(
+                    result_line(
+                        cell, seconds * 1e6, "us", model_shape=shape, attention=backend, limit_share=share
+                    )
                 )
-            print(shape, backend, "  ".join(f"{c}: {us:.1f}us {note}" for c, us, note in cells), flush=True)
-            lines += [
-                {"shape": shape, "backend": backend, "cell": c, "us": round(us, 2), "note": note}
-                for c, us, note in cells
-            ]
+            for count, new, before in PREFILLS:
+                cell = f"attention prefill {count}x{new}@{before}"
+                seconds = time_layer(name, int(block_size), SHAPES[shape], [(before + new, new)] * count)
+                rate = 4e-12 * count * heads * dim * (new * before + new * (new + 1) / 2) / seconds
+                texts.append(f"{count}x{new}@{before}: {seconds * 1e6:.1f}us {rate:.0f}TF")
+                lines.append(
+                    result_line(
+                        cell,
+                        rate,
+                        "TFLOP/s",
+                        model_shape=shape,
+                        attention=backend,
+                        limit_share=rate / MATRIX_RATE,
+                    )
+                )
+            print(shape, backend, "  ".join(texts), flush=True)
     if options.json:
-        with open(options.json, "w") as file:
+        with open(options.json, "a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 
 

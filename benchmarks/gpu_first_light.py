@@ -16,23 +16,18 @@ The model folder (config.json and a byte-level tokenizer of made-up words) is wr
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
 import json
 import math
-import os
 import random
-import shlex
-import subprocess
-import sys
 import tempfile
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from gpu_results import result_line
 from leadline.engine import LLM, SamplingParams
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -158,37 +153,9 @@ def agrees(found: dict[str, float]) -> bool:
     )
 
 
-def result_line(shape: str, name: str, value: float, backend: str, **more: Any) -> dict[str, Any]:
-    limit, peer = LIMITS.get((shape, name)), PEERS.get((shape, name))
-    try:
-        ours = version("leadline")
-    except PackageNotFoundError:
-        ours = "source tree"
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    return {
-        "workload": name,
-        "engine": "leadline",
-        "engine_version": ours,
-        "attention": backend,
-        "model_shape": shape,
-        "gpus": int(torch.cuda.is_available()),
-        "value": round(value, 1),
-        "unit": "output tok/s",
-        "peer_ratio": round(value / peer, 3) if peer else None,
-        "limit_share": round(value / limit, 3) if limit else None,
-        "machine": f"{gpu}, torch {torch.__version__}, Python {sys.version.split()[0]}",
-        "commit": os.environ.get("LEADLINE_COMMIT") or _commit(),
-        "command": "python3 benchmarks/gpu_first_light.py " + shlex.join(sys.argv[1:]),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        **more,
-    }
-
-
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
+def _share(shape: str, name: str, value: float) -> float | None:
+    limit = LIMITS.get((shape, name))
+    return value / limit if limit else None
 
 
 def profile(llm: LLM, rows: int = 256, steps: int = 40) -> None:
@@ -241,7 +208,16 @@ def run_backend(
             flush=True,
         )
         lines.append(
-            result_line(options.shape, workload_name, output / seconds, backend, seconds=round(seconds, 2))
+            result_line(
+                workload_name,
+                output / seconds,
+                "output tok/s",
+                model_shape=options.shape,
+                attention=backend,
+                peer=PEERS.get((options.shape, workload_name)),
+                limit_share=_share(options.shape, workload_name, output / seconds),
+                seconds=round(seconds, 2),
+            )
         )
     if options.profile and backend in options.measured:
         profile(llm)

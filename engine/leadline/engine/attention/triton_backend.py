@@ -103,11 +103,11 @@ class TritonBackend:
                 self._items,
                 self._meta,
                 decodes,
+                self._target,
                 KV_HEADS=spec.num_kv_heads,
-                TARGET=self._target,
                 STEP=triton_decode.CHUNK_STEP,
                 BLOCK_ROWS=_power_of_two(spec.max_rows),
-                MAX_CHUNKS=_power_of_two(self._target // spec.num_kv_heads + 1),
+                MAX_CHUNKS=_power_of_two(self._targets[1] // spec.num_kv_heads + 1),
                 num_warps=4,
             )
         self._fresh_chunks = batch.cu_q[decodes:] - decodes if self._fa3.take(batch) else None

@@ -29,27 +29,27 @@ CHUNK_STEP = 64
 """Chunks are multiples of this many keys."""
 
 
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["context_lens"])
+@triton.jit(do_not_specialize=["num_rows", "target"], do_not_specialize_on_alignment=["context_lens"])
 def decode_items_kernel(
     context_lens,
     items,
     meta,
     num_rows,
+    target,
     KV_HEADS: tl.constexpr,
-    TARGET: tl.constexpr,
     STEP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
 ):
     """Program r writes row r's items, `row | chunk << 16`; meta = [number of items, keys a chunk].
 
-    Each program sums over all rows by itself, so none waits for another. MAX_CHUNKS >= TARGET // KV_HEADS +
-    1.
+    Each program sums over all rows by itself, so none waits for another. `target` is the number of CTAs to
+    aim at; MAX_CHUNKS > target // KV_HEADS.
     """
     row = tl.program_id(0)
     rows = tl.arange(0, BLOCK_ROWS)
     lens = tl.load(context_lens + rows, mask=rows < num_rows, other=0)
-    wanted = tl.cdiv(tl.sum(lens.to(tl.int64), axis=0) * KV_HEADS, TARGET)
+    wanted = tl.cdiv(tl.sum(lens.to(tl.int64), axis=0) * KV_HEADS, target)
     chunk = (tl.maximum(tl.cdiv(wanted, STEP), 1) * STEP).to(tl.int32)
     counts = tl.where(rows < num_rows, tl.maximum(tl.cdiv(lens, chunk), 1), 0)
     first = tl.sum(tl.where(rows < row, counts, 0), axis=0)
