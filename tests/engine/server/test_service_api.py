@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
+import msgspec
 from live_server import BLOCK, CONTEXT, LiveServer
 from prometheus_client.parser import text_string_to_metric_families
+
+from leadline.engine.hub import resolve_model
+from leadline.protocol.chain import ChainNamespace
+from leadline.protocol.openai.service import PrefixChain
 
 
 def test_the_model_list_names_the_served_model(server: LiveServer) -> None:
     (card,) = server.client.models.list().data
     assert card.id == "smollm2"
     assert card.model_dump()["max_model_len"] == CONTEXT
+
+
+def test_the_model_list_says_what_block_hashes_start_from(server: LiveServer) -> None:
+    (card,) = server.client.models.list().data
+    given = msgspec.convert(card.model_dump()["prefix_chain"], PrefixChain)
+    local = resolve_model("smollm2", progress=False)
+    assert given.namespace(cache_salt="x") == ChainNamespace(
+        model=local.model_id, revision=local.revision, cache_salt="x", block_size=BLOCK
+    )
 
 
 def test_tokenize_and_detokenize_are_inverse(server: LiveServer) -> None:

@@ -39,7 +39,7 @@ from leadline.engine.server.http import JSONBytes, read_body, sse, until_disconn
 from leadline.engine.server.logprobs import chat_logprobs
 from leadline.engine.server.metrics import RequestTimer
 from leadline.engine.server.params import chat_sampling, extras
-from leadline.engine.server.prompts import check_model, render_chat
+from leadline.engine.server.prompts import check_model, prompts_of
 from leadline.engine.server.state import ServerState
 from leadline.protocol.openai.chat import ChatCompletionRequest, FunctionCall, ToolCall
 from leadline.protocol.openai.responses import (
@@ -80,16 +80,13 @@ async def _prepare(body: ChatCompletionRequest, engine: AsyncEngine) -> _Answer:
         parallel_tool_calls=body.parallel_tool_calls is not False,
     )
     sampling = engine.builder.sampling_params(chat_sampling(body, plan.constraint))
-    text = await render_chat(
-        body.messages,
-        engine,
-        tools=body.tools if plan.tools else None,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        template_kwargs=body.chat_template_kwargs,
-    )
+    (prompt,) = await prompts_of(body, engine)
     request = await engine.prepare(
-        text, sampling, request_id=new_id("chatcmpl"), add_special_tokens=False, **extras(body)
+        prompt.content,
+        sampling,
+        request_id=new_id("chatcmpl"),
+        add_special_tokens=prompt.add_special_tokens,
+        **extras(body),
     )
     return _Answer(body, engine, plan, request)
 

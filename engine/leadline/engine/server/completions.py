@@ -31,7 +31,7 @@ from leadline.engine.server.http import JSONBytes, read_body, sse, until_disconn
 from leadline.engine.server.logprobs import CompletionLogprobsBuilder, prompt_logprobs
 from leadline.engine.server.metrics import RequestTimer
 from leadline.engine.server.params import completion_sampling, extras
-from leadline.engine.server.prompts import check_model
+from leadline.engine.server.prompts import check_model, prompts_of
 from leadline.engine.server.state import ServerState
 from leadline.protocol.openai.completion import CompletionRequest
 from leadline.protocol.openai.responses import Completion, CompletionChoice, CompletionLogprobs
@@ -59,7 +59,7 @@ async def create(request: Request, state: ServerState) -> Response:
 async def _prepare(body: CompletionRequest, engine: AsyncEngine) -> _Answer:
     check_model(body.model, engine)
     sampling = engine.builder.sampling_params(completion_sampling(body))
-    prompts = body.prompts()
+    prompts = await prompts_of(body, engine)
     if len(prompts) > _MAX_PROMPTS:
         raise RequestError(f"prompt holds {len(prompts)} prompts, more than {_MAX_PROMPTS}", param="prompt")
     if body.resume_token_ids and len(prompts) > 1:
@@ -69,15 +69,15 @@ async def _prepare(body: CompletionRequest, engine: AsyncEngine) -> _Answer:
     answer_id = new_id("cmpl")
     requests = [
         await engine.prepare(
-            prompt,
+            prompt.content,
             sampling,
             request_id=f"{answer_id}-{index}",
-            add_special_tokens=body.add_special_tokens is not False,
+            add_special_tokens=prompt.add_special_tokens,
             **extras(body),
         )
         for index, prompt in enumerate(prompts)
     ]
-    return _Answer(body, engine, answer_id, prompts, requests)
+    return _Answer(body, engine, answer_id, [prompt.content for prompt in prompts], requests)
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from leadline.engine.core.stats import SchedulerStats
 from leadline.engine.errors import DeadlineExceeded, QueueFull, QueueTimeout, RequestError
 from leadline.engine.outputs import OutputDelta
+from leadline.engine.server.http import ClientGone
 
 __all__ = ["Metrics", "RequestTimer", "outcome_of"]
 
@@ -130,6 +131,8 @@ def outcome_of(error: BaseException | None) -> str:
     match error:
         case None:
             return "stop"
+        case ClientGone():
+            return "abort"
         case QueueFull():
             return "queue_full"
         case QueueTimeout():

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
-
-import msgspec
 
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.errors import RequestError
 from leadline.engine.server.http import ApiError
-from leadline.protocol.openai.chat import ChatMessage, Tool
+from leadline.protocol.text.prompts import PromptInput, PromptRequest, prompt_inputs, prompt_token_ids
 
-__all__ = ["check_model", "check_token_ids", "encode", "render_chat"]
+__all__ = ["check_model", "check_token_ids", "encode", "prompts_of"]
 
 _INLINE_CHARACTERS = 16_384
 """Shorter texts tokenize in about a millisecond, less than the hop to a thread is worth."""
@@ -31,38 +28,19 @@ def check_model(name: str | None, engine: AsyncEngine) -> None:
         )
 
 
-async def render_chat(
-    messages: Sequence[ChatMessage],
-    engine: AsyncEngine,
-    *,
-    tools: Sequence[Tool] | None = None,
-    add_generation_prompt: bool | None = None,
-    continue_final_message: bool | None = None,
-    template_kwargs: dict[str, Any] | None = None,
-) -> str:
-    """A conversation through the model's chat template. Raises RequestError with the template's own
-    complaint."""
-    plain = msgspec.to_builtins(list(messages))
-    plain_tools = msgspec.to_builtins(list(tools)) if tools else None
-    continues = bool(continue_final_message)
-
-    def render() -> str:
-        return engine.renderer.render(
-            plain,
-            tools=plain_tools,
-            add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
-            continue_final_message=continues,
-            template_kwargs=template_kwargs,
-        )
-
-    return render() if len(plain) <= _INLINE_MESSAGES else await asyncio.to_thread(render)
+async def prompts_of(body: PromptRequest, engine: AsyncEngine) -> list[PromptInput]:
+    """The prompts of a request; a chat goes through the model's template. Raises RequestError, with the
+    template's own complaint."""
+    if len(getattr(body, "messages", None) or ()) <= _INLINE_MESSAGES:
+        return prompt_inputs(body, engine.renderer)
+    return await asyncio.to_thread(prompt_inputs, body, engine.renderer)
 
 
-async def encode(text: str, engine: AsyncEngine, *, add_special_tokens: bool) -> list[int]:
-    """Token ids of a text, without asking whether they fit the model."""
-    if len(text) <= _INLINE_CHARACTERS:
-        return engine.tokenizer.encode(text, add_special_tokens)
-    return await asyncio.to_thread(engine.tokenizer.encode, text, add_special_tokens)
+async def encode(prompt: PromptInput, engine: AsyncEngine) -> list[int]:
+    """Token ids of a prompt, without asking whether they fit the model."""
+    if len(prompt.content) <= _INLINE_CHARACTERS:
+        return prompt_token_ids(prompt, engine.tokenizer)
+    return await asyncio.to_thread(prompt_token_ids, prompt, engine.tokenizer)
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:

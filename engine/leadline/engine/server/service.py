@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from leadline.engine.server.http import ApiError, JSONBytes, read_body, until_disconnect
-from leadline.engine.server.prompts import check_model, check_token_ids, encode, render_chat
+from leadline.engine.server.prompts import check_model, check_token_ids, encode, prompts_of
 from leadline.engine.server.state import Phase, ServerState
 from leadline.protocol.openai.service import (
     DetokenizeRequest,
@@ -81,6 +81,8 @@ async def version(_: Request, state: ServerState) -> Response:
 async def models(_: Request, state: ServerState) -> Response:
     engine = state.admit()
     card = ModelCard(id=engine.served_name, created=_STARTED, max_model_len=engine.max_model_len)
+    if engine.prefix_chain is not None:
+        card.prefix_chain = engine.prefix_chain
     return JSONBytes(ModelList(data=[card]))
 
 
@@ -88,19 +90,8 @@ async def tokenize(request: Request, state: ServerState) -> Response:
     body = await read_body(request, TokenizeRequest, state.settings.max_body_bytes)
     engine = state.admit()
     check_model(body.model, engine)
-    if body.messages is not None:
-        text = await render_chat(
-            body.messages,
-            engine,
-            tools=body.tools,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            template_kwargs=body.chat_template_kwargs,
-        )
-        special = False  # the template writes them out
-    else:
-        text, special = body.prompt or "", body.add_special_tokens is not False
-    tokens = await encode(text, engine, add_special_tokens=special)
+    (prompt,) = await prompts_of(body, engine)
+    tokens = await encode(prompt, engine)
     return JSONBytes(TokenizeResponse(tokens=tokens, count=len(tokens), max_model_len=engine.max_model_len))
 
 
