@@ -1,7 +1,7 @@
 """Every setting of one engine, in one frozen dataclass.
 
-Pure data: importing this module imports neither torch nor transformers, so that the command line can build its
-options from it quickly. `EngineConfig.validate()` is called once, by whoever builds the engine.
+Pure data: importing this module imports neither torch nor transformers, so that the command line can
+build its options from it quickly. `EngineConfig.validate()` is called once, by whoever builds the engine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ __all__ = ["EngineConfig"]
 
 @dataclass(slots=True, frozen=True)
 class EngineConfig:
-    """Settings of one engine. Sizes are in the unit their name or comment says; None means "decide for me"."""
+    """Settings of one engine.
+
+    Sizes are in the unit their name or comment says; None means "decide for me".
+    """
 
     model: str
     """`smollm2`, `hf://org/name[@revision]`, `file:///path`, or a path."""
@@ -75,9 +78,7 @@ class EngineConfig:
         if self.block_size not in (16, 32, 64, 128, 256):
             raise ConfigError(f"block_size must be 16, 32, 64, 128 or 256, not {self.block_size}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise ConfigError(
-                f"gpu_memory_utilization must lie in (0, 1], not {self.gpu_memory_utilization}"
-            )
+            raise ConfigError(f"gpu_memory_utilization must lie in (0, 1], not {self.gpu_memory_utilization}")
         for name in ("tensor_parallel", "max_concurrent_requests", "max_num_batched_tokens", "cpu_kv_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -95,8 +96,9 @@ class EngineConfig:
             raise ConfigError(f"max_queued_requests must not be negative, got {self.max_queued_requests}")
         if self.max_concurrent_requests > self.max_num_batched_tokens:
             raise ConfigError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_concurrent_requests "
-                f"({self.max_concurrent_requests}): every running request decodes one token a step"
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_concurrent_requests ({self.max_concurrent_requests}): every running request decodes "
+                "one token a step"
             )
         if set(self.class_weights) != {"interactive", "batch"} or min(self.class_weights.values()) <= 0:
             raise ConfigError("class_weights needs a positive weight for 'interactive' and for 'batch'")

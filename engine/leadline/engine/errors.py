@@ -1,8 +1,8 @@
 """Typed errors of the engine room.
 
-Two families. `RequestError` is the caller's mistake: it carries the HTTP status and the OpenAI error fields, and its
-message says what to change. `EngineError` is ours or the machine's. Anything a caller can cause raises the first
-kind; bare asserts are for broken invariants only.
+Two families. `RequestError` is the caller's mistake: it carries the HTTP status and the OpenAI error
+fields, and its message says what to change. `EngineError` is ours or the machine's. Anything a caller can
+cause raises the first kind; bare asserts are for broken invariants only.
 
 The roots, and what reading a model's tokenizer can raise, live in `leadline.protocol.errors`: the gateway
 raises them too.

@@ -1,7 +1,7 @@
 """What crosses between the frontend (tokenizer, HTTP) and the engine core, in process or over ZeroMQ.
 
-msgspec Structs: encoded as msgpack on the wire, never pickled. Times are seconds of `time.monotonic()`, which on
-Linux is one clock for all processes of a machine.
+msgspec Structs: encoded as msgpack on the wire, never pickled. Times are seconds of `time.monotonic()`,
+which on Linux is one clock for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     eos_token_ids: tuple[int, ...] = ()
     """Empty when ignore_eos."""
     num_resumed: int = 0
-    """The last num_resumed prompt tokens are output of an earlier attempt (another pod): sampling counters, penalties,
-    min_tokens and max_tokens count them as output."""
+    """The last num_resumed prompt tokens are output of an earlier attempt (another pod): sampling
+    counters, penalties, min_tokens and max_tokens count them as output."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

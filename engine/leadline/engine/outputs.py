@@ -1,4 +1,4 @@
-"""What callers of the engine get back: increments while it runs (`OutputDelta`), totals at the end (`RequestOutput`)."""
+"""What callers of the engine get back: increments (`OutputDelta`) and, at the end, `RequestOutput`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ __all__ = ["CompletionOutput", "OutputDelta", "RequestOutput"]
 
 @dataclass(slots=True)
 class OutputDelta:
-    """News of one choice of one request. Text is final once given: stop strings and broken characters are held back."""
+    """News of one choice of one request.
+
+    Text is final once given: stop strings and broken characters are held back.
+    """
 
     request_id: str
     index: int

@@ -1,7 +1,10 @@
-"""What a caller may ask of sampling. Pure data, shared by the offline API, the server and the core's wire format.
+"""What a caller may ask of sampling.
 
-Range checks that need no model live in `SamplingParams.validate`; checks against the vocabulary, the context length
-or the engine's caps live in `leadline.engine.frontend.validation`, the one place that admits requests.
+Pure data, shared by the offline API, the server and the core's wire format.
+
+Range checks that need no model live in `SamplingParams.validate`; checks against the vocabulary, the
+context length or the engine's caps live in `leadline.engine.frontend.validation`, the one place that
+admits requests.
 """
 
 from __future__ import annotations
@@ -64,7 +67,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if not ok:
                 raise RequestError(f"{param} must be {rule}, got {getattr(self, param)!r}", param=param)
 
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+        for name in (
+            "temperature",
+            "top_p",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        ):
             need(math.isfinite(getattr(self, name)), name, "a finite number")
         need(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1")
         need(self.min_tokens >= 0, "min_tokens", "at least 0")

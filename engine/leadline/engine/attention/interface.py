@@ -1,16 +1,18 @@
-"""Attention backends behind one interface: write this step's keys and values into the paged cache, then attend.
+"""Attention backends behind one interface: write this step's keys and values into the paged cache, then
+attend.
 
 KV cache of one layer (what `kv_cache[layer]` is):
 
-    k, v : [num_blocks, block_size, num_kv_heads, head_dim]     zeroed at allocation (TMA reads past a row's end)
+    k, v : [num_blocks, block_size, num_kv_heads, head_dim]     zeroed at allocation: TMA reads past a row
 
-    token at position p of a sequence with block table T lives in block T[p // block_size], row p % block_size;
-    its *slot mapping* is T[p // block_size] * block_size + p % block_size.
+    the token at position p of a sequence with block table T lives in block T[p // block_size],
+    row p % block_size; its *slot mapping* is T[p // block_size] * block_size + p % block_size.
 
-Queries of a step are packed without padding: rows with one query token first (`num_decodes` of them), then prefill
-chunks. Row i's queries are q[cu_q[i] : cu_q[i + 1]] and stand at the END of its context: query j of row i sits at
-position context_lens[i] - (cu_q[i + 1] - cu_q[i]) + j and attends to positions 0 .. its own (causal). Every layer
-writes the whole step's KV before any row attends, so a row may read blocks that another row fills in this same step.
+Queries of a step are packed without padding: rows with one query token first (`num_decodes` of them),
+then prefill chunks. Row i's queries are q[cu_q[i] : cu_q[i + 1]] and stand at the END of its context:
+query j of row i sits at position context_lens[i] - (cu_q[i + 1] - cu_q[i]) + j and attends to positions 0
+.. its own (causal). Every layer writes the whole step's KV before any row attends, so a row may read
+blocks that another row fills in this same step.
 """
 
 from __future__ import annotations

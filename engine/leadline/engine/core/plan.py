@@ -1,16 +1,17 @@
-"""The contract between the scheduler (pure Python) and the model runner (torch): one step's plan and its result.
+"""The contract between the scheduler (pure Python) and the model runner (torch): one step's plan and result.
 
-    Scheduler.schedule() ──StepPlan──▶ Runner.launch() ──StepHandle──▶ handle.wait() ──StepResult──▶ Scheduler.update()
+    Scheduler.schedule() ─StepPlan─▶ Runner.launch() ─StepHandle─▶ wait() ─StepResult─▶ Scheduler.update()
 
-A running sequence owns a *slot*, a row in the runner's persistent tables (token ids, block table, last sampled token,
-sampling state), for as long as it runs; preemption gives the slot back and resumption takes a new one. A plan only
-says what changed: slots released, sequences entering, blocks appended, and which rows to compute. Step N+1 may be
-scheduled before step N's tokens are known: a row whose `start` lies at or beyond the tokens the runner was given takes
-its input from the device-side "last sampled token" of its slot, so that no token value has to cross the host.
+A running sequence owns a *slot*, a row in the runner's persistent tables (token ids, block table, last
+sampled token, sampling state), for as long as it runs; preemption gives the slot back and resumption
+takes a new one. A plan only says what changed: slots released, sequences entering, blocks appended, and
+which rows to compute. Step N+1 may be scheduled before step N's tokens are known: a row whose `start`
+lies at or beyond the tokens the runner was given takes its input from the device-side "last sampled
+token" of its slot, so that no token value has to cross the host.
 
-    tokens of a sequence      |<--- given to the runner in NewSeq.token_ids --->|<- sampled, known on the device ->|
-    KV computed               |<------- start ------->|<-- count -->|
-                                                      `- the query tokens of this step's row
+    tokens of a sequence   |<--- given to the runner in NewSeq.token_ids --->|<- sampled, on the device ->|
+    KV computed            |<------- start ------->|<-- count -->|
+                                                     `- the query tokens of this step's row
 
 This module imports nothing but dataclasses.
 """
@@ -41,7 +42,8 @@ class NewSeq:
     block_ids: list[int]
     """Its block table so far: block i holds the KV of positions [i * block_size, (i + 1) * block_size)."""
     banned_until_min: tuple[int, ...] = ()
-    """With sampling.min_tokens > 0: the EOS and stop ids not to be sampled at positions below prompt_len + min_tokens."""
+    """With sampling.min_tokens > 0: the EOS and stop ids not to be sampled at positions below prompt_len
+    + min_tokens."""
 
 
 @dataclass(slots=True)

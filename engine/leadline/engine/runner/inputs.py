@@ -125,8 +125,10 @@ class InputBuilder:
         )
 
     def _cut(self, table_rows: torch.Tensor, ends: np.ndarray) -> torch.Tensor:
-        """Entries past a row's context are blocks it has not reached, or left there by an earlier owner of its
-        slot; the interface promises zeros."""
+        """Zero the entries past each row's context, as the interface promises.
+
+        They are blocks the row has not reached, or were left there by an earlier owner of its slot.
+        """
         used = (ends + self.block_size - 1) // self.block_size
         if int(used.min()) == int(used.max()):
             return table_rows
