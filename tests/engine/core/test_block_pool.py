@@ -101,6 +101,19 @@ def test_a_twin_that_stands_in_for_a_parent_outlives_the_children() -> None:
     assert not pool.contains(b"child")
 
 
+def test_the_pool_tells_the_policy_how_long_a_chain_is() -> None:
+    pool = BlockPool(12, LengthAwareEviction())
+    for name, length in (("long", 8), ("short", 2)):
+        table = pool.allocate(length)
+        for i, block in enumerate(table):
+            pool.commit(block, f"{name}{i}".encode())
+        pool.release(table)
+    pool.allocate(4)
+    assert pool.num_cached == 8
+    assert pool.contains(b"long7")
+    assert not pool.contains(b"short0")
+
+
 def test_a_twin_in_use_learns_how_long_the_chain_is_that_hangs_on_it() -> None:
     pool = BlockPool(12, LengthAwareEviction())
     short, table = pool.allocate(1), pool.allocate(9)

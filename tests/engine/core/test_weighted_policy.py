@@ -98,6 +98,23 @@ def test_idling_earns_nothing() -> None:
     assert 2 <= served <= 8
 
 
+def test_a_class_that_could_not_use_its_share_does_not_monopolise_the_slots_later() -> None:
+    policy = WeightedPolicy({"interactive": 1.0, "batch": 1.0})
+    sizes = {"max_concurrent_requests": 4, "max_num_batched_tokens": 100, "max_model_len": 4000}
+    loop = Loop(4000, policy=policy, prefill_chunk=10, max_queued_requests=10_000, **sizes)
+    loop.add(request("one chunk a step", prompt(0, 2000), max_tokens=1))
+    for i in range(1, 1000):
+        loop.add(request(f"b{i}", prompt(i, 10), max_tokens=1, priority_class="batch"))
+    while "one chunk a step" not in loop.final:
+        loop.step()
+    before = len(loop.final)
+    for i in range(1000, 1400):
+        loop.add(request(f"i{i}", prompt(i, 10), max_tokens=1))
+    for _ in range(40):
+        loop.step()
+    assert any(name.startswith("b") for name in list(loop.final)[before:])
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(2, 30)), min_size=1, max_size=30), st.integers(1, 4))
 def test_within_a_class_requests_are_admitted_in_the_order_of_arrival(arrivals, slots: int) -> None:
