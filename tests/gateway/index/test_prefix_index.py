@@ -174,8 +174,6 @@ def test_pods_that_restart_for_ever_do_not_grow_the_index() -> None:
     index = PrefixIndex(seed=1)
     for life in range(500):
         index.replace_pod("a", f"e{life}", range(life * 100, life * 100 + 100))
-        index.store("a", f"e{life}", [life * 100 + 100])
-        index.sweep()
     stats = index.stats()
     assert stats.blocks < 500
     assert stats.bytes < 1 << 20
@@ -199,3 +197,23 @@ def test_one_block_can_be_held_by_any_number_of_pods(pods: int) -> None:
         index.replace_pod(f"p{number}", "e", range(10 + number))
     depths = index.match(range(5_000))
     assert depths == {f"p{number}": 10 + number for number in range(pods)}
+
+
+def test_all_pods_reloading_at_once_leave_nothing_behind() -> None:
+    rng = np.random.default_rng(4)
+    universe = rng.integers(0, 2**64, 5_000, dtype=np.uint64)
+    index, held = PrefixIndex(seed=1), dict[str, set[int]]()
+    for round_ in range(4):
+        for number in range(150):
+            start = int(rng.integers(4_000))
+            blocks = universe[start : start + 700]
+            index.replace_pod(f"p{number}", f"e{round_}", blocks)
+            held[f"p{number}"] = set(blocks.tolist())
+    while index.sweep(1_000):
+        pass
+    stats = index.stats()
+    assert stats.blocks == len(set().union(*held.values()))
+    holders = {block: frozenset(p for p in held if block in held[p]) for block in universe.tolist()}
+    assert stats.pod_sets == len({pods for pods in holders.values() if pods})
+    chain = universe[3_000:3_512]
+    assert index.match(chain) == naive_match(held, chain.tolist())

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from leadline.gateway.index.table import HashTable, SetIds, U64Array
 
-__all__ = ["PodSets"]
+__all__ = ["PodSets", "unpack"]
 
 GROW_ROWS = 16_384
 FIRST_WORDS = 4
@@ -43,7 +43,7 @@ class PodSets:
         self._refs: npt.NDArray[np.int32] = np.zeros(64, dtype=np.int32)
         self._free: list[int] = []
         self._rows = 1
-        self._pod_keys: list[np.uint64] = []
+        self._pod_keys: U64Array = np.zeros(0, dtype=np.uint64)
 
     def __len__(self) -> int:
         """Distinct non-empty sets."""
@@ -61,8 +61,9 @@ class PodSets:
 
     def reserve(self, slot: int) -> None:
         """Make room for a pod slot. Doubles every row, by copying, when 256, 512, … pods are crossed."""
-        while len(self._pod_keys) <= slot:
-            self._pod_keys.append(np.uint64(self._random.getrandbits(64)))
+        if slot >= self._pod_keys.size:
+            fresh = [self._random.getrandbits(64) for _ in range(slot + 1)]
+            self._pod_keys = np.append(self._pod_keys, np.array(fresh, dtype=np.uint64))
         words = self.words
         while words * 64 <= slot:
             words *= 2
@@ -78,25 +79,22 @@ class PodSets:
 
     def toggle(self, ids: SetIds, slot: int) -> SetIds:
         """The numbers of the given distinct sets with the slot added where absent, removed where present."""
-        hashes = self._zobrist.take(ids) ^ self._pod_keys[slot]
-        found = self._by_hash.find(hashes)
-        known = found >= 0
-        out = np.zeros(ids.size, dtype=np.uint32)
-        out[known] = self._by_hash.get(found[known])
-        missing = np.flatnonzero(~known & (hashes != 0))
-        if missing.size:
-            fresh = self._allocate(missing.size)
-            rows = self.masks.take(ids[missing], axis=0)
-            rows[:, slot >> 6] ^= np.uint64(1 << (slot & 63))
-            self.masks[fresh] = rows
-            self._zobrist[fresh] = hashes[missing]
-            self._by_hash.insert(hashes[missing], fresh)
-            out[missing] = fresh
-        return out
+        rows = self.masks.take(ids, axis=0)
+        rows[:, slot >> 6] ^= np.uint64(1 << (slot & 63))
+        return self._intern(self._zobrist.take(ids) ^ self._pod_keys[slot], rows)
+
+    def strip(self, ids: SetIds, mask: U64Array) -> SetIds:
+        """The numbers of the given sets without the members in the mask, of which each has at least one."""
+        rows = self.masks.take(ids, axis=0)
+        row, slot = np.nonzero(unpack(rows & mask))
+        starts = np.flatnonzero(np.diff(row, prepend=-1))
+        hashes = self._zobrist.take(ids) ^ np.bitwise_xor.reduceat(self._pod_keys.take(slot), starts)
+        distinct, first, which = np.unique(hashes, return_index=True, return_inverse=True)
+        return self._intern(distinct, rows[first] & ~mask)[which]
 
     def move(self, old: SetIds, new: SetIds, counts: npt.NDArray[np.int32]) -> None:
-        """`counts[i]` entries went from `old[i]` to `new[i]` (each distinct). Frees what nobody holds."""
-        self._refs[new] += counts
+        """`counts[i]` entries went from `old[i]` (distinct) to `new[i]`. Frees the sets nobody holds."""
+        np.add.at(self._refs, new, counts)
         self._refs[old] -= counts
         self._refs[0] = 0
         dead = old[(self._refs.take(old) == 0) & (old != 0)]
@@ -111,6 +109,21 @@ class PodSets:
             touched |= self.masks[ids, word] & mask[word] != 0
         return touched
 
+    def _intern(self, hashes: U64Array, rows: U64Array) -> SetIds:
+        """Numbers of the sets with these distinct Zobrist hashes and members; missing ones are made."""
+        found = self._by_hash.find(hashes)
+        known = found >= 0
+        out = np.zeros(hashes.size, dtype=np.uint32)
+        out[known] = self._by_hash.get(found[known])
+        missing = np.flatnonzero(~known & (hashes != 0))
+        if missing.size:
+            fresh = self._allocate(missing.size)
+            self.masks[fresh] = rows[missing]
+            self._zobrist[fresh] = hashes[missing]
+            self._by_hash.insert(hashes[missing], fresh)
+            out[missing] = fresh
+        return out
+
     def _allocate(self, count: int) -> SetIds:
         reused = self._free[-count:] if self._free else []
         del self._free[len(self._free) - len(reused) :]
@@ -123,3 +136,8 @@ class PodSets:
         ids = np.array(reused + list(range(self._rows, self._rows + fresh)), dtype=np.uint32)
         self._rows += fresh
         return ids
+
+
+def unpack(masks: U64Array) -> npt.NDArray[np.uint8]:
+    """Rows of W words as rows of 64 x W zeros and ones, slot 0 first."""
+    return np.unpackbits(masks.astype("<u8", copy=False).view(np.uint8), axis=1, bitorder="little")

@@ -17,7 +17,7 @@ it; blocks(pod) is the number of table entries whose set has the pod's live slot
 prefixes, so a pod's match is the longest run of blocks from the first; blocks of a pod behind a missing one
 count for nothing.
 
-Cost: about 17 to 35 bytes for each distinct block and nothing more for each further pod that holds it, plus
+Cost: about 15 to 30 bytes for each distinct block and nothing more for each further pod that holds it, plus
 about (pods / 8 + 60) bytes for each distinct set of pods. benchmarks/index_memory.py measures it.
 """
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from leadline.gateway.index.pod_sets import PodSets
+from leadline.gateway.index.pod_sets import PodSets, unpack
 from leadline.gateway.index.table import HashTable, IntArray, SetIds, U64Array
 
 __all__ = ["Hashes", "IndexStats", "PrefixIndex"]
@@ -36,7 +36,6 @@ Hashes = Sequence[int] | U64Array
 
 LOAD_CHUNK = 4_096
 SWEEP_ON_WRITE = 8_192
-SWEEP_SLOTS = 32
 
 
 @dataclass(slots=True)
@@ -165,8 +164,7 @@ class PrefixIndex:
         lost[:-1] &= ~holders[1:]
         depths = np.append(starts[1:], length)
         rows = np.flatnonzero(lost.any(axis=1))
-        bits = np.unpackbits(lost[rows].astype("<u8", copy=False).view(np.uint8), axis=1, bitorder="little")
-        row, slot = np.nonzero(bits)
+        row, slot = np.nonzero(unpack(lost[rows]))
         live = self._live
         out: dict[str, int] = {}
         for number, depth in zip(slot.tolist(), depths[rows[row]].tolist(), strict=True):
@@ -183,8 +181,7 @@ class PrefixIndex:
         if not self._sweeping:
             if not self._retired:
                 return False
-            self._sweeping, self._retired = self._retired[:SWEEP_SLOTS], self._retired[SWEEP_SLOTS:]
-            self._cursor = 0
+            self._sweeping, self._retired, self._cursor = self._retired, [], 0
         mask = np.zeros(self._sets.words, dtype=np.uint64)
         for slot in self._sweeping:
             mask[slot >> 6] |= np.uint64(1 << (slot & 63))
@@ -192,10 +189,9 @@ class PrefixIndex:
         # only copies entries to the end of the table.
         stop = min(self._cursor + budget, self._table.slots)
         hit = self._cursor + np.flatnonzero(self._sets.touch(self._table.chunk(self._cursor, stop), mask))
-        for slot in self._sweeping if hit.size else ():
-            ids = self._table.get(hit)
-            held = self._sets.holds(ids, slot)
-            self._move(hit[held], ids[held], slot)
+        if hit.size:
+            before, which, counts = np.unique(self._table.get(hit), return_inverse=True, return_counts=True)
+            self._rewrite(hit, before, self._sets.strip(before, mask), which, counts)
         self._cursor = stop
         if stop == self._table.slots:
             self._free_slots.extend(self._sweeping)
@@ -225,6 +221,7 @@ class PrefixIndex:
         return life if life is not None and life.epoch == epoch else None
 
     def _new_slot(self) -> int:
+        self.sweep(SWEEP_ON_WRITE)
         if self._free_slots:
             return self._free_slots.pop()
         slot = self._next_slot
@@ -261,7 +258,12 @@ class PrefixIndex:
         if not slots.size:
             return
         before, which, counts = np.unique(old, return_inverse=True, return_counts=True)
-        after = self._sets.toggle(before, pod_slot)
+        self._rewrite(slots, before, self._sets.toggle(before, pod_slot), which, counts)
+
+    def _rewrite(
+        self, slots: IntArray, before: SetIds, after: SetIds, which: IntArray, counts: IntArray
+    ) -> None:
+        """Set `before[which[i]]` in table slot `slots[i]` becomes `after[which[i]]`."""
         self._sets.move(before, after, counts.astype(np.int32))
         ids = after[which]
         self._table.put(slots, ids)

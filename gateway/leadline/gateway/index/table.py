@@ -2,17 +2,17 @@
 
 Room: gateway/index. Owns nothing but two numpy arrays; knows no pods and no blocks.
 
-The layout is extendible hashing over segments of two-choice buckets of eight slots:
+The layout is extendible hashing over segments of two-choice buckets of sixteen slots:
 
     mixed key (64 bits)
-    +-- depth bits --+------------------ ... ------+-- 9 bits --+-- 9 bits --+
+    +-- depth bits --+------------------ ... ------+-- 8 bits --+-- 8 bits --+
     | directory index|                             |  bucket 2  |  bucket 1  |
     +----------------+-----------------------------+------------+------------+
             |
             v
-    directory[...] -> segment -> 512 buckets x 8 slots      keys: uint64, values: uint32
+    directory[...] -> segment -> 256 buckets x 16 slots      keys: uint64, values: uint32
 
-A key lives in one of its two buckets, so a look-up is one gather of 16 keys and no probing loop, however full
+A key lives in one of its two buckets, so a look-up is one gather of 32 keys and no probing loop, however full
 the table is. When both buckets of a new key are full, its segment splits by the next key bit. The bucket
 numbers do not depend on the segment, so a split copies 4,096 slots to the same places of a new segment and
 blanks the half that does not belong on either side: tens of microseconds, however large the table is. Growth
@@ -22,7 +22,7 @@ therefore never rehashes the whole table. The arrays grow by `GROW_SEGMENTS` seg
 Invariants: a slot is free exactly when its key is 0 (a mixed key of 0 is folded onto 1, probability 2^-64); a
 key is present at most once; no view of the arrays outlives a call, because resize may move them.
 
-12 bytes a slot. Segments split at about 70 % full, so 17 to 35 bytes a key. The table does not shrink: freed
+12 bytes a slot. Segments split at about 80 % full, so 15 to 30 bytes a key. The table does not shrink: freed
 slots are reused by later keys.
 """
 
@@ -37,8 +37,8 @@ U64Array = npt.NDArray[np.uint64]
 IntArray = npt.NDArray[np.int64]
 SetIds = npt.NDArray[np.uint32]
 
-SLOTS = 8
-BUCKET_BITS = 9
+SLOTS = 16
+BUCKET_BITS = 8
 BUCKETS = 1 << BUCKET_BITS
 SEGMENT_SLOTS = BUCKETS * SLOTS
 GROW_SEGMENTS = 32
@@ -167,7 +167,7 @@ class HashTable:
         equal = self._keys.take(pairs, axis=0).reshape(-1, 2 * SLOTS) == mixed[:, None]
         column = equal.argmax(axis=1)
         rows = np.arange(mixed.size)
-        slots: IntArray = pairs[rows, column >> 3] * SLOTS + (column & 7)
+        slots: IntArray = pairs[rows, column // SLOTS] * SLOTS + column % SLOTS
         slots[~equal[rows, column]] = -1
         return slots
 
