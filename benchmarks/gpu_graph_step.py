@@ -10,6 +10,7 @@ every KV byte once) at the card's copy rate.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 import tempfile
@@ -18,6 +19,7 @@ from pathlib import Path
 import torch
 
 from gpu_first_light import SHAPES, write_model
+from gpu_results import result_line
 from leadline.engine import LLM, SamplingParams
 from leadline.engine.core.plan import NewSeq, StepPlan, StepRow
 
@@ -93,6 +95,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="Qwen3-0.6B")
     parser.add_argument("--backends", type=lambda s: s.split(","), default=["triton:64"])
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--json", help="append one JSON line a measurement here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_model(Path(temporary), SHAPES[options.shape], "bfloat16")
@@ -114,6 +117,17 @@ def main() -> None:
                 rate = rows / seconds
                 text = f"{seconds * 1e3:.3f} ms a step, {rate:,.0f} tok/s, {share:.0%} of the limit"
                 print(f"{backend} {rows}x{context}: {text}", flush=True)
+                if options.json:
+                    line = result_line(
+                        f"decode step in a graph {rows}x{context}",
+                        rate,
+                        "output tok/s",
+                        model_shape=options.shape,
+                        attention=backend,
+                        limit_share=share,
+                    )
+                    with open(options.json, "a") as file:
+                        file.write(json.dumps(line) + "\n")
                 if options.profile and context == 512:
                     print(kernels(graph), flush=True)
 
