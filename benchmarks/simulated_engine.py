@@ -118,7 +118,7 @@ class SimulatedPod:
         request.private = needed
         if removed:
             self.tell(removed=removed)
-        if request.sent >= self.measured_from:
+        if self.clock.now >= self.measured_from:
             self.totals.prompt_tokens += request.prompt
             self.totals.hit_tokens += hits * BLOCK
         request.missing = request.prompt - hits * BLOCK
@@ -134,7 +134,7 @@ class SimulatedPod:
         self.admit()
 
     def first_token(self, request: Request, step: float) -> None:
-        if request.sent >= self.measured_from:
+        if self.clock.now >= self.measured_from:
             self.totals.ttft.append(self.clock.now - request.sent)
         assert request.lease is not None
         request.lease.first_token()
