@@ -23,7 +23,7 @@ import zmq.asyncio
 
 from leadline.engine import wire
 from leadline.engine.config import EngineConfig
-from leadline.engine.core.stats import SchedulerStats
+from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.errors import EngineDead, LeadlineError
 
 __all__ = ["CoreClient"]
@@ -66,6 +66,7 @@ class CoreClient:
         """Resolves, with the reason, once the core process is gone without having been asked to go."""
         self.last_heartbeat = time.monotonic()
         self.last_stats: SchedulerStats | None = None
+        self.last_speeds = Speeds(0.0, 0.0)
 
     @classmethod
     async def start(
@@ -75,12 +76,16 @@ class CoreClient:
         on_message: Callable[[wire.FromCore], None],
         factory: str = DEFAULT_FACTORY,
         log_level: str = "warning",
+        cache_events: bool = False,
     ) -> CoreClient:
-        """Spawn the process and send it its config. Await `ready` (it raises the typed start-up error)."""
+        """Spawn the process and send it its config. Await `ready` (it raises the typed start-up error).
+
+        With `cache_events`, `on_message` gets CacheChange messages too.
+        """
         self = cls(on_message=on_message)
         self._spawn()
         self._reader = asyncio.create_task(self._read(), name="core-reader")
-        self.send(wire.Start(config, factory, log_level))
+        self.send(wire.Start(config, factory, log_level, cache_events))
         return self
 
     @property
@@ -180,8 +185,9 @@ class CoreClient:
 
     def _dispatch(self, message: wire.FromCore) -> None:
         match message:
-            case wire.Heartbeat(at, stats):
+            case wire.Heartbeat(at, stats, prefill, decode):
                 self.last_heartbeat, self.last_stats = at, stats
+                self.last_speeds = Speeds(prefill, decode)
             case wire.Reply(call_id, value):
                 future = self._calls.get(call_id)
                 if future is not None and not future.done():

@@ -28,6 +28,7 @@ import torch
 from leadline.engine.config import EngineConfig
 from leadline.engine.core import PoolListener, SchedulerStats, build_scheduler
 from leadline.engine.core.plan import StepHandle, StepPlan, StepResult
+from leadline.engine.core.stats import Speeds
 from leadline.engine.errors import EngineDead, RequestError
 from leadline.engine.messages import CoreOutput, CoreRequest
 from leadline.engine.models.base import CausalLM
@@ -58,14 +59,6 @@ class Grammar(Protocol):
 
 
 GrammarFactory = Callable[[StructuredSpec], Grammar]
-
-
-@dataclass(slots=True, frozen=True)
-class Speeds:
-    """Exponential moving averages, 0.0 until measured."""
-
-    prefill_tokens_per_second: float
-    decode_step_seconds: float
 
 
 @dataclass(slots=True)
@@ -256,6 +249,10 @@ class EngineCore:
         if self._failures >= _FAILURES_IN_A_ROW:
             raise EngineDead(f"{self._failures} steps failed in a row; the last: {message}") from error
         return outputs
+
+    def listen(self, listener: PoolListener) -> None:
+        """Tell `listener` of every hash that enters or leaves the prefix index from now on."""
+        self.scheduler.pool.listener = listener
 
     # -- state -----------------------------------------------------------------------------------------------
 

@@ -32,9 +32,11 @@ import zmq
 
 from leadline.engine import wire
 from leadline.engine.config import EngineConfig
-from leadline.engine.core.stats import SchedulerStats
+from leadline.engine.core.block_pool import PoolListener
+from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.errors import EngineError, LeadlineError, OutOfMemory, RequestError
 from leadline.engine.messages import CoreOutput, CoreRequest
+from leadline.engine.publisher.changes import CacheChanges
 from leadline.engine.sampling_params import SamplingParams
 
 __all__ = ["HEARTBEAT_SECONDS", "Core", "build_engine_core", "main"]
@@ -59,6 +61,8 @@ class Core(Protocol):
     def step(self) -> list[CoreOutput]: ...
     def stats(self) -> SchedulerStats: ...
     def reset_prefix_cache(self) -> int: ...
+    def speeds(self) -> Speeds: ...
+    def listen(self, listener: PoolListener) -> None: ...
 
 
 def build_engine_core(config: EngineConfig, report: Report) -> Core:
@@ -129,7 +133,11 @@ def main(argv: list[str] | None = None) -> int:
         core: Core = getattr(importlib.import_module(module), name)(start.config, send)
         _freeze_garbage()
         send(wire.Ready(core.max_model_len, core.num_kv_blocks, core.stats()))
-        CoreLoop(core, inbox, send).run()
+        changes = None
+        if start.cache_events:
+            changes = CacheChanges()
+            core.listen(changes)
+        CoreLoop(core, inbox, send, changes).run()
         status = 0
     except Exception as error:
         _report_fatal(error, send)
@@ -144,8 +152,15 @@ class CoreLoop:
     """Moves messages between the sockets and the core. Single-threaded; the core is touched from here
     alone."""
 
-    def __init__(self, core: Core, inbox: Any, send: Callable[[wire.FromCore], None]) -> None:
+    def __init__(
+        self,
+        core: Core,
+        inbox: Any,
+        send: Callable[[wire.FromCore], None],
+        changes: CacheChanges | None = None,
+    ) -> None:
         self._core = core
+        self._changes = changes
         self._inbox = inbox
         self._send = send
         self._running = True
@@ -164,6 +179,8 @@ class CoreLoop:
                 return
             if core.has_work():
                 outputs = core.step()
+                # First: whoever has read a request's last token may count on its blocks being announced.
+                self._send_cache_change()
                 if outputs:
                     self._garbage = True
                     self._send(wire.Outputs(outputs))
@@ -171,7 +188,17 @@ class CoreLoop:
             # A loop that has just gone idle says so at once, so that gauges do not show a stale "running".
             if now >= self._next_heartbeat or (busy and not core.has_work()):
                 self._next_heartbeat = now + HEARTBEAT_SECONDS
-                self._send(wire.Heartbeat(now, core.stats()))
+                self._send_cache_change()
+                speeds = core.speeds()
+                self._send(
+                    wire.Heartbeat(
+                        now, core.stats(), speeds.prefill_tokens_per_second, speeds.decode_step_seconds
+                    )
+                )
+
+    def _send_cache_change(self) -> None:
+        if self._changes is not None and (change := self._changes.take()) is not None:
+            self._send(change)
 
     def _drain_inbox(self) -> None:
         while self._running:
@@ -190,7 +217,9 @@ class CoreLoop:
                 for request_id in request_ids:
                     self._core.abort(request_id)
             case wire.ResetPrefixCache(call_id):
-                self._send(wire.Reply(call_id, self._core.reset_prefix_cache()))
+                dropped = self._core.reset_prefix_cache()
+                self._send_cache_change()
+                self._send(wire.Reply(call_id, dropped))
             case wire.Shutdown():
                 self._running = False
             case wire.Start():

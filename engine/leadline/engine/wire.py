@@ -1,7 +1,7 @@
 """The messages between an API process and its engine core process, as one tagged msgpack union each way.
 
     API process ── Start, Add, Abort, ResetPrefixCache, Shutdown ──▶ core process
-                ◀── Progress, Resolved, Ready, Outputs, Rejected, Heartbeat, Reply, Fatal ──
+                ◀── Progress, Resolved, Ready, Outputs, CacheChange, Rejected, Heartbeat, Reply, Fatal ──
 
 Never pickled: a message that does not decode into one of these types is an error, not code.
 """
@@ -18,6 +18,7 @@ from leadline.engine.messages import CoreOutput, CoreRequest
 __all__ = [
     "Abort",
     "Add",
+    "CacheChange",
     "Fatal",
     "FromCore",
     "Heartbeat",
@@ -44,6 +45,8 @@ class Start(msgspec.Struct, tag=True, frozen=True):
     config: EngineConfig
     factory: str
     log_level: str = "warning"
+    cache_events: bool = False
+    """Whether the core sends CacheChange messages."""
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
@@ -91,6 +94,18 @@ class Outputs(msgspec.Struct, tag=True):
     outputs: list[CoreOutput]
 
 
+class CacheChange(msgspec.Struct, tag=True, frozen=True):
+    """Net change of the prefix index since the last such message: first `cleared` (everything), then
+    `removed`, then `stored`. Sent before the Outputs of the step that caused it.
+
+    Hashes are `chain.short` of block hashes, as native uint64 of one machine: array('Q').tobytes().
+    """
+
+    stored: bytes = b""
+    removed: bytes = b""
+    cleared: bool = False
+
+
 class Rejected(msgspec.Struct, tag=True, frozen=True):
     """The core refused a request at the door (queue full, longer than the pool, ...)."""
 
@@ -108,6 +123,9 @@ class Heartbeat(msgspec.Struct, tag=True):
 
     at: float
     stats: SchedulerStats
+    prefill_tokens_per_second: float = 0.0
+    decode_step_seconds: float = 0.0
+    """Recent averages; 0 until measured."""
 
 
 class Reply(msgspec.Struct, tag=True, frozen=True):
@@ -123,7 +141,7 @@ class Fatal(msgspec.Struct, tag=True, frozen=True):
 
 
 ToCore = Start | Add | Abort | ResetPrefixCache | Shutdown
-FromCore = Progress | Resolved | Ready | Outputs | Rejected | Heartbeat | Reply | Fatal
+FromCore = Progress | Resolved | Ready | Outputs | CacheChange | Rejected | Heartbeat | Reply | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
 _to_core = msgspec.msgpack.Decoder(ToCore)

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from leadline.engine import wire
 from leadline.engine.config import EngineConfig
-from leadline.engine.core.stats import SchedulerStats
+from leadline.engine.core.block_pool import PoolListener
+from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.errors import ConfigError, QueueFull
 from leadline.engine.messages import CoreOutput, CoreRequest
 
@@ -91,6 +92,12 @@ class ScriptedCore:
 
     def reset_prefix_cache(self) -> int:
         return 3
+
+    def speeds(self) -> Speeds:
+        return Speeds(0.0, 0.0)
+
+    def listen(self, listener: PoolListener) -> None:
+        """It caches nothing."""
 
 
 def build(config: EngineConfig, report: Callable[[wire.Progress | wire.Resolved], None]) -> ScriptedCore:

@@ -1,10 +1,10 @@
-"""Numbers about the scheduler, for metrics and load reports. Totals count since the start."""
+"""Numbers about the scheduler and its speed, for metrics and load reports. Totals count since the start."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["SchedulerStats"]
+__all__ = ["SchedulerStats", "Speeds"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,3 +38,11 @@ class SchedulerStats:
     generated_tokens_total: int
     timeouts_total: int
     """Ended by queue timeout or deadline."""
+
+
+@dataclass(slots=True, frozen=True)
+class Speeds:
+    """Exponential moving averages, 0.0 until measured."""
+
+    prefill_tokens_per_second: float
+    decode_step_seconds: float

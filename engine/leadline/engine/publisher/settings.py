@@ -1,0 +1,81 @@
+"""Where an engine publishes, and as whom. Read once at start, from options and the environment."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from leadline.engine.errors import ConfigError
+from leadline.protocol.keys import ServiceKeys
+
+__all__ = ["PublishSettings", "new_epoch", "redacted"]
+
+_SCHEMES = ("redis", "rediss", "unix")
+_WILDCARDS = ("", "0.0.0.0", "::")
+
+
+@dataclass(slots=True, frozen=True)
+class PublishSettings:
+    """Use `PublishSettings.of`, which checks."""
+
+    redis_url: str = field(repr=False)
+    """redis://, rediss:// or unix://, with the password in it: never to be logged."""
+    keys: ServiceKeys
+    pod: str
+    address: str
+
+    @classmethod
+    def of(
+        cls,
+        redis_url: str,
+        service: str | None,
+        *,
+        pod: str | None = None,
+        advertise: str | None = None,
+        host: str,
+        port: int,
+    ) -> PublishSettings:
+        """Raises ConfigError naming the setting that is missing or malformed.
+
+        `service` is NAMESPACE/NAME; `host` and `port` are where the server listens.
+        """
+        if urlsplit(redis_url).scheme not in _SCHEMES:
+            raise ConfigError("redis_url must begin with redis://, rediss:// or unix://")
+        namespace, slash, name = (service or "").partition("/")
+        if not slash:
+            raise ConfigError(f"redis_url needs service as NAMESPACE/NAME, not {service!r}")
+        try:
+            keys = ServiceKeys(namespace, name)
+        except ValueError as error:
+            raise ConfigError(f"service {service!r}: {error}") from None
+        if advertise is None:
+            if host in _WILDCARDS:
+                raise ConfigError(
+                    f"the server listens on {host or 'every address'}: say by advertise_address (HOST:PORT) "
+                    f"where gateways reach it"
+                )
+            advertise = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if not advertise.rpartition(":")[2].isdigit() or not advertise.rpartition(":")[0]:
+            raise ConfigError(f"advertise_address must be HOST:PORT, not {advertise!r}")
+        return cls(redis_url, keys, pod or f"{socket.gethostname()}-{port}", advertise)
+
+
+def new_epoch() -> str:
+    """Differs between any two lives of a pod: LEADLINE_POD_UID (else random), and the time."""
+    uid = os.environ.get("LEADLINE_POD_UID") or secrets.token_hex(8)
+    return f"{uid}-{time.time_ns() // 1_000_000}"
+
+
+def redacted(redis_url: str) -> str:
+    """The URL without user, password and options, for logs."""
+    parts = urlsplit(redis_url)
+    host = parts.hostname or ""
+    try:
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        port = ""
+    return f"{parts.scheme}://{host}{port}{parts.path}"
