@@ -305,15 +305,12 @@ def _average(old: float, new: float) -> float:
 def calm_garbage_collector() -> Iterator[None]:
     """Keep full collections out of a busy loop in a process that is not ours alone (E26).
 
-    With thousands of live requests one costs 100 ms and more. Young objects are still collected; one full
-    collection runs at the end, when the caller's loop is idle, and the thresholds are as before.
+    With thousands of live requests one costs 100 ms and more. Young objects are still collected; afterwards
+    the collector works as before.
     """
     before = gc.get_threshold()
-    gc.freeze()
     gc.set_threshold(50_000, 50, 1_000_000)
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
-        gc.collect()
