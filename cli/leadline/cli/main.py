@@ -20,6 +20,7 @@ _COMMANDS = {
     "serve": ("leadline.cli.serve", "serve a model over the OpenAI API"),
     "chat": ("leadline.cli.chat", "talk to a model: a running server's, or one started for the occasion"),
     "warmup": ("leadline.cli.warmup", "put prompts into a running server's prefix cache"),
+    "bench": ("leadline.cli.bench", "measure what clients of a running server see"),
     "model-path": ("leadline.cli.model_path", "get a model and print its local folder"),
 }
 

@@ -1,0 +1,122 @@
+"""The `leadline` command as a user types it, without a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+
+import pytest
+
+from leadline.engine.config import EngineConfig
+
+
+def leadline(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "leadline.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+
+
+def test_help_lists_the_commands() -> None:
+    result = leadline("--help")
+    assert result.returncode == 0
+    for command in ("serve", "chat", "warmup", "model-path", "bench"):
+        assert command in result.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from leadline.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers', 'fastapi', 'zmq', 'numpy', 'asyncio'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_is_there_at_once() -> None:
+    def seconds(*command: str) -> float:
+        began = time.monotonic()
+        subprocess.run([sys.executable, *command], capture_output=True, timeout=60, check=True)
+        return time.monotonic() - began
+
+    # Against a bare interpreter, so that a busy machine slows down both.
+    bare = min(seconds("-c", "pass") for _ in range(5))
+    assert min(seconds("-m", "leadline.cli.main", "--help") for _ in range(5)) - bare < 0.3
+
+
+def test_version_is_the_packages() -> None:
+    assert leadline("--version").stdout == f"leadline {version('leadline')}\n"
+
+
+def test_no_command_is_a_usage_error() -> None:
+    result = leadline()
+    assert result.returncode == 2
+    assert "serve" in result.stdout
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    result = leadline("fly")
+    assert result.returncode == 2
+    assert "fly" in result.stderr
+
+
+def test_serve_has_a_described_option_for_every_engine_setting() -> None:
+    text = " ".join(leadline("serve", "--help", COLUMNS="300").stdout.split())
+    for field in dataclasses.fields(EngineConfig):
+        if field.name == "model":
+            continue
+        option = "--" + field.name.replace("_", "-")
+        described = re.findall(rf" {option}(?:, --no-\S+)? (?!\[)(.*?)(?= --[a-z]|$)", text)
+        assert described, option
+        assert len(described[-1].split()) > 3, f"{option} has no help text"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("serve", "smollm2", "--block-size", "7"), "block_size must be 16, 32, 64, 128 or 256, not 7"),
+        (("serve", "smollm2", "--port", "99999"), "port must lie between 0 and 65535"),
+        (("serve", "smollm2", "--class-weights", "interactive=1"), "class_weights needs"),
+        (("serve", "smollm2", "--api-key-file", "/nowhere/keys"), "/nowhere/keys"),
+        (("model-path", "no-such-model"), "no-such-model"),
+        (("model-path", "hf://"), "hf://"),
+        (("chat", "--url", "http://127.0.0.1:9", "--prompt", "Hi"), "cannot reach http://127.0.0.1:9"),
+        (("chat", "--url", "ftp://somewhere", "--prompt", "Hi"), "ftp://somewhere"),
+        (("warmup",), "nothing to warm up"),
+        (("warmup", "--url", "http://127.0.0.1:9", "--prompt", "Hi"), "cannot reach"),
+        (("bench", "serve", "--url", "http://127.0.0.1:9"), "cannot reach"),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(arguments: tuple[str, ...], complaint: str) -> None:
+    result = leadline(*arguments)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("leadline: ")
+    assert complaint in line
+
+
+def test_a_value_of_the_wrong_type_is_a_usage_error() -> None:
+    result = leadline("serve", "smollm2", "--max-model-len", "long")
+    assert result.returncode == 2
+    assert "--max-model-len" in result.stderr
+
+
+def test_leadline_debug_shows_the_traceback() -> None:
+    result = leadline("model-path", "no-such-model", LEADLINE_DEBUG="1")
+    assert "Traceback" in result.stderr
+
+
+def test_model_path_prints_a_folder_with_a_model() -> None:
+    result = leadline("model-path", "smollm2")
+    assert result.returncode == 0
+    assert os.path.isfile(os.path.join(result.stdout.strip(), "config.json"))
