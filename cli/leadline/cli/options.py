@@ -35,7 +35,7 @@ _EXTRA_HELP = {
     "max_queued_requests": "Requests that may wait; more are refused with 429.",
     "scheduling_policy": "Order of admission: weighted, or the name of an entry point.",
     "class_weights": "Shares of the token budget, as interactive=4,batch=1.",
-    "enforce_eager": "No CUDA graphs.",
+    "enforce_eager": "Run every step without CUDA graphs.",
     "max_logprobs": "Most alternatives a request may ask for per token.",
     "max_n": "Most choices a request may ask for.",
 }
