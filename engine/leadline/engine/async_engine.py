@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 
 from leadline.engine import wire
 from leadline.engine.config import EngineConfig
-from leadline.engine.core.stats import SchedulerStats
+from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.core_client import DEFAULT_FACTORY, CoreClient
 from leadline.engine.errors import (
     DeadlineExceeded,
@@ -43,7 +43,9 @@ from leadline.engine.messages import CoreRequest, PriorityClass
 from leadline.engine.models.config import ModelConfig, load_model_config
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.sampling_params import SamplingParams
+from leadline.protocol.openai.service import PrefixChain
 from leadline.protocol.text.chat import ChatRenderer
+from leadline.protocol.text.prompts import PromptInput, prompt_token_ids
 from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = ["AsyncEngine", "WarmupReport"]
@@ -53,6 +55,7 @@ logger = logging.getLogger("leadline.engine")
 _INLINE_CHARACTERS = 16_384
 
 ProgressFn = Callable[[wire.Progress], None]
+CacheChangeFn = Callable[[wire.CacheChange], None]
 
 
 @dataclass(slots=True)
@@ -101,17 +104,19 @@ class _Stream:
 
 
 class AsyncEngine:
-    """See the module docstring. Attributes: config, tokenizer, model_config, builder, max_model_len,
-    served_name."""
+    """See the module docstring. Attributes: config, tokenizer, renderer, model_config, builder,
+    max_model_len, served_name, prefix_chain (what block hashes start from; None without prefix caching)."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Use `AsyncEngine.start`."""
         self.config = config
         self.served_name = config.served_name or ""
+        self.prefix_chain: PrefixChain | None = None
         self.max_model_len = 0
         self._client: CoreClient
         self._processor: OutputProcessor
         self._on_progress: ProgressFn | None = None
+        self._on_cache_change: CacheChangeFn | None = None
         self._streams: dict[str, _Stream] = {}
         self._owner: dict[str, _Stream] = {}
         """Core request id → its stream."""
@@ -127,21 +132,32 @@ class AsyncEngine:
         on_progress: ProgressFn | None = None,
         log_level: str = "warning",
         factory: str = DEFAULT_FACTORY,
+        on_cache_change: CacheChangeFn | None = None,
     ) -> AsyncEngine:
         """Spawn the core process, load the model, and return once it takes requests.
 
         Raises the core's own typed error: ConfigError, ModelNotFound, UnsupportedModel, OutOfMemory,
         Unauthorized, or EngineDead when the process died. `factory` names another core for tests.
+        `on_cache_change` hears what enters and leaves the prefix cache, before the tokens of the same step.
         """
         config.validate()
         self = cls(config)
         self._on_progress = on_progress
+        self._on_cache_change = on_cache_change
         self._client = await CoreClient.start(
-            config, on_message=self._on_message, factory=factory, log_level=log_level
+            config,
+            on_message=self._on_message,
+            factory=factory,
+            log_level=log_level,
+            cache_events=on_cache_change is not None,
         )
         try:
             resolved = await self._client.resolved
             self.served_name = config.served_name or resolved.model_id
+            if config.prefix_caching:
+                self.prefix_chain = PrefixChain(
+                    model=resolved.model_id, revision=resolved.revision, block_size=config.block_size
+                )
             # The tokenizer loads while the core loads weights.
             texts = await asyncio.to_thread(_Texts.load, resolved.path)
             ready = await self._client.ready
@@ -218,10 +234,9 @@ class AsyncEngine:
         def build() -> CoreRequest:
             tokens: str | Sequence[int] = prompt
             if resume_token_ids:
-                head = (
-                    self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
-                )
-                tokens = [*head, *resume_token_ids]
+                content = prompt if isinstance(prompt, str) else list(prompt)
+                whole = PromptInput(content, add_special_tokens, resume_token_ids)
+                tokens = prompt_token_ids(whole, self.tokenizer)
             return self.builder.build(
                 tokens,
                 sampling,
@@ -314,6 +329,10 @@ class AsyncEngine:
             raise EngineDead("the engine core has not reported yet")
         return stats
 
+    def speeds(self) -> Speeds:
+        """How fast the core computes at present; zeros until measured."""
+        return self._client.last_speeds
+
     def check_ready(self) -> float:
         """Age of the core loop's last heartbeat in seconds. Raises EngineDead when the core is gone or
         leaving."""
@@ -370,6 +389,9 @@ class AsyncEngine:
                             stream.put(delta)
                 if aborts:
                     self._send_abort(aborts)
+            case wire.CacheChange():
+                if self._on_cache_change is not None:
+                    self._on_cache_change(message)
             case wire.Rejected(request_id, kind, text, param, code, retry_after):
                 stream = self._owner.get(request_id)
                 if stream is not None:

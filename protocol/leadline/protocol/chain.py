@@ -32,6 +32,7 @@ __all__ = [
     "TokenArray",
     "TokenIds",
     "chain",
+    "chain_after",
     "extend",
     "short",
 ]
@@ -112,9 +113,16 @@ def chain(namespace: ChainNamespace, token_ids: TokenIds) -> list[bytes]:
     `token_ids` may be a list, a tuple, an `array`, or a one-dimensional numpy array of integers (uint32 is
     fastest: it is not copied element by element). Raises InvalidTokenId for an id outside uint32.
     """
+    return chain_after(namespace.root(), token_ids, namespace.block_size)
+
+
+def chain_after(parent: bytes, token_ids: TokenIds, block_size: int) -> list[bytes]:
+    """Hashes of the full blocks of `token_ids` that follow `parent`: the root, or the block before's hash.
+
+    `block_size` must be the one of the namespace that `parent` came from. Else as `chain`.
+    """
     data = _little_endian(token_ids)
-    step = 4 * namespace.block_size
-    parent = namespace.root()
+    step = 4 * block_size
     hashes = []
     for start in range(0, len(data) - step + 1, step):
         parent = blake2b(parent + data[start : start + step], digest_size=DIGEST_SIZE).digest()

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from leadline.protocol.chain import ChainNamespace
 from leadline.protocol.wire import decode_msgpack
 
 __all__ = ["MAX_REPORT_BYTES", "LoadReport", "decode_report", "encode_report"]
@@ -55,6 +56,16 @@ class LoadReport(msgspec.Struct, kw_only=True, frozen=True):
     """Recent duration of a step that only decodes; 0 until measured."""
     draining: bool = False
     """Finishes what it has and takes nothing new."""
+
+    def namespace(self, *, cache_salt: str = "", adapter: str = "") -> ChainNamespace:
+        """What the chain hashes of a request's blocks start from on this pod."""
+        return ChainNamespace(
+            model=self.model,
+            revision=self.revision,
+            adapter=adapter,
+            cache_salt=cache_salt,
+            block_size=self.block_size,
+        )
 
 
 _encoder = msgspec.msgpack.Encoder()

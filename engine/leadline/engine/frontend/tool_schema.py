@@ -13,6 +13,7 @@ from typing import Any
 
 from leadline.engine.errors import RequestError
 from leadline.engine.sampling_params import StructuredSpec
+from leadline.protocol.text.prompts import tools_shown
 
 __all__ = ["ToolPlan", "plan_tools"]
 
@@ -55,18 +56,18 @@ def plan_tools(
     if len(set(names)) < len(names):
         raise RequestError("tools must not name a function twice", param="tools")
     if tool_choice in (None, "auto", "none"):
-        shown = None if tool_choice == "none" or not tools else [dict(tool) for tool in tools]
-        return ToolPlan(shown, names)
+        shown = tools_shown(tools, tool_choice)
+        return ToolPlan(None if shown is None else [dict(tool) for tool in shown], names)
     if not tools:
         raise RequestError("tool_choice needs tools to choose from", param="tool_choice")
-    shown = [dict(tool) for tool in tools]
+    given = [dict(tool) for tool in tools]
     if tool_choice == "required":
-        return ToolPlan(shown, names, _list_schema(schemas, parallel_tool_calls))
+        return ToolPlan(given, names, _list_schema(schemas, parallel_tool_calls))
     named = _named(tool_choice)
     if named not in names:
         raise RequestError(f"tool_choice names {named!r}, which is not in tools", param="tool_choice")
     schema = json.dumps(dict(schemas)[named])
-    return ToolPlan(shown, names, StructuredSpec(kind="json_schema", value=schema), named)
+    return ToolPlan(given, names, StructuredSpec(kind="json_schema", value=schema), named)
 
 
 def _named(tool_choice: str | Mapping[str, Any] | None) -> str:

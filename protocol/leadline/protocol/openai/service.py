@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from leadline.protocol.chain import FORMAT_VERSION, ChainNamespace
 from leadline.protocol.openai.chat import ChatMessage, Tool
 from leadline.protocol.openai.common import NonEmptyStr, TokenId
 
@@ -15,6 +16,7 @@ __all__ = [
     "DetokenizeResponse",
     "ModelCard",
     "ModelList",
+    "PrefixChain",
     "ResetPrefixCacheResponse",
     "TokenizeRequest",
     "TokenizeResponse",
@@ -24,6 +26,29 @@ __all__ = [
 ]
 
 
+class PrefixChain(msgspec.Struct, kw_only=True, frozen=True):
+    """What a server's block hashes start from (`leadline.protocol.chain`), adapter and salt aside."""
+
+    format: str = FORMAT_VERSION
+    model: str
+    """Model id, which need not be the served name."""
+    revision: str
+    block_size: Annotated[int, Meta(ge=1)]
+    """Tokens a block."""
+
+    def namespace(self, *, cache_salt: str = "", adapter: str = "") -> ChainNamespace:
+        """The namespace of a request's blocks. ValueError for another format than this version's."""
+        if self.format != FORMAT_VERSION:
+            raise ValueError(f"block hashes have the format {self.format!r}, not {FORMAT_VERSION!r}")
+        return ChainNamespace(
+            model=self.model,
+            revision=self.revision,
+            adapter=adapter,
+            cache_salt=cache_salt,
+            block_size=self.block_size,
+        )
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["model"] = "model"
@@ -31,6 +56,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "leadline"
     max_model_len: int | UnsetType = UNSET
     """Extension: tokens, prompt and output together."""
+    prefix_chain: PrefixChain | UnsetType = UNSET
+    """Extension: absent when the server caches no prefixes."""
 
 
 class ModelList(msgspec.Struct, kw_only=True):
