@@ -1,0 +1,100 @@
+"""Errors of the gateway: what a client is told, and what is wrong with its configuration.
+
+Every `RequestError` here has the HTTP `status`, the OpenAI fields `type`, `code` and `param`, and a
+`retry_after` in seconds (None: trying again will not help).
+"""
+
+from leadline.protocol.errors import LeadlineError, RequestError
+
+__all__ = [
+    "ConfigError",
+    "DeadlinePassed",
+    "GatewayRefusal",
+    "InvalidKey",
+    "ModelForbidden",
+    "NoPods",
+    "QueueFull",
+    "QueueTimeout",
+    "RateLimited",
+    "UnknownModel",
+]
+
+
+class ConfigError(LeadlineError):
+    """A setting or file that cannot work; the message names the place and what would work."""
+
+
+class GatewayRefusal(RequestError):
+    """Common part: `retry_after` and extra answer headers."""
+
+    retry_after: float | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.retry_after = retry_after
+        self.headers = headers or {}
+        """To be sent with the answer: X-RateLimit-*, WWW-Authenticate."""
+
+
+class UnknownModel(GatewayRefusal):
+    """No service serves that name."""
+
+    status = 404
+    type = "not_found_error"
+
+
+class InvalidKey(GatewayRefusal):
+    """No key, or one we do not know."""
+
+    status = 401
+    type = "authentication_error"
+
+
+class ModelForbidden(GatewayRefusal):
+    """The key may not use this model."""
+
+    status = 403
+    type = "permission_error"
+
+
+class RateLimited(GatewayRefusal):
+    """The key's requests or tokens a minute are used up."""
+
+    status = 429
+    type = "rate_limit_error"
+
+
+class QueueFull(GatewayRefusal):
+    """More requests wait for a pod than may."""
+
+    status = 429
+    type = "rate_limit_error"
+
+
+class QueueTimeout(GatewayRefusal):
+    """No pod had room in time."""
+
+    status = 503
+    type = "server_error"
+
+
+class NoPods(GatewayRefusal):
+    """The service has no pod that takes requests."""
+
+    status = 503
+    type = "server_error"
+
+
+class DeadlinePassed(GatewayRefusal):
+    """The request's own deadline passed while it waited."""
+
+    status = 504
+    type = "server_error"

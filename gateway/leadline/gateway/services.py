@@ -1,0 +1,242 @@
+"""The services behind one gateway, and which of them a request's `model` means.
+
+Room: gateway. A service is a set of interchangeable pods of one model, `<namespace>/<name>` as in Kubernetes
+and in the Redis keys. Clients do not know services; they say names:
+
+    model: "X" ──► weights of X, if configured (canary)     "x": {ns/stable: 90, ns/canary: 10}
+               ├─► served names and aliases in the configuration
+               ├─► served names that pods report with their load
+               └─► the service's own names, ns/name and name
+
+The first line that knows the name decides. Names are compared as strings and may be any (P17): nothing is
+folded, cut or escaped. Where several services claim a name on one line, the first by service name has it, on
+every gateway replica alike.
+"""
+
+import random
+import time
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from leadline.gateway.errors import ConfigError, UnknownModel
+from leadline.gateway.index.service_index import ServiceIndex
+from leadline.gateway.pods import Pod
+from leadline.gateway.policies.base import RoutingPolicy
+from leadline.protocol.keys import ServiceKeys
+from leadline.protocol.openai.service import ModelCard
+
+if TYPE_CHECKING:
+    from leadline.gateway.tokens.approximate import ApproximateTokens
+    from leadline.gateway.tokens.service import TokenService
+
+__all__ = ["Service", "ServiceTable"]
+
+_REPORTED_EVERY = 1.0
+"""Seconds for which the names that pods reported are remembered; a miss asks again after a tenth of that."""
+
+
+@dataclass(slots=True, eq=False)
+class Service:
+    """One service. Compared and hashed by identity; lives as long as the gateway knows the service."""
+
+    name: str
+    """<namespace>/<name>."""
+    model: str
+    """Model folder or hub name, for the tokenizer; empty: take it from the pods' reports."""
+    policy: RoutingPolicy
+    served_names: tuple[str, ...] = ()
+    """Configured names and aliases. Those that pods report come on top."""
+    pods: dict[str, Pod] = field(default_factory=dict)
+    """Pod id → pod. Written by discovery only."""
+    index: ServiceIndex = field(default_factory=ServiceIndex)
+    tokens: "TokenService | ApproximateTokens | None" = None
+    block_size: int = 64
+    """Tokens a block, until a pod reports its own."""
+    pod_concurrency: int = 0
+    """Requests a pod is given at once; 0: what the pod reports as its limit, if it does."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Seconds since the Unix epoch, for /v1/models."""
+
+    @property
+    def keys(self) -> ServiceKeys:
+        """Names of the service's Redis keys."""
+        namespace, _, name = self.name.partition("/")
+        return ServiceKeys(namespace, name)
+
+    def reported_names(self) -> dict[str, None]:
+        """Served names that pods reported, without repetition."""
+        return {name: None for pod in self.pods.values() for name in pod.served_names}
+
+    def can_serve(self) -> bool:
+        """Some pod is ready and not leaving."""
+        return any(pod.ready and not pod.draining for pod in self.pods.values())
+
+    def upstream_model(self, model: str, pod: Pod) -> str | None:
+        """What the body's `model` must be changed to for this pod; None: pass the body unchanged.
+
+        A pod refuses names it does not serve, so an alias or canary name has to become one of its own.
+        """
+        if not pod.served_names or model in pod.served_names:
+            return None
+        return pod.served_names[0]
+
+
+class ServiceTable:
+    """All services of the gateway and the names that lead to them."""
+
+    __slots__ = ("_configured", "_reported", "_reported_at", "_services", "_weights")
+
+    def __init__(
+        self, services: Iterable[Service] = (), weights: Mapping[str, Mapping[str, float]] | None = None
+    ) -> None:
+        """`weights`: client-facing name → service name → share. Raises ConfigError for shares that are
+        negative or all zero. Services that do not exist (yet) get no share."""
+        self._services: dict[str, Service] = {}
+        self._weights = {name: dict(shares) for name, shares in (weights or {}).items()}
+        for name, shares in self._weights.items():
+            if any(share < 0 for share in shares.values()) or not sum(shares.values()) > 0:
+                raise ConfigError(
+                    f"models[{name!r}]: weights must not be negative, and one of them must be above 0"
+                )
+        self._configured: dict[str, Service] = {}
+        self._reported: dict[str, Service] = {}
+        self._reported_at = float("-inf")
+        for service in services:
+            self.add(service)
+
+    # The set of services
+
+    def add(self, service: Service) -> None:
+        """Raises ConfigError when there is one of that name."""
+        if service.name in self._services:
+            raise ConfigError(f"there are two services named {service.name}")
+        self._services[service.name] = service
+        self._rebuild()
+
+    def remove(self, name: str) -> Service | None:
+        service = self._services.pop(name, None)
+        self._rebuild()
+        return service
+
+    def get(self, name: str) -> Service | None:
+        """By `<namespace>/<name>`."""
+        return self._services.get(name)
+
+    def __iter__(self) -> Iterator[Service]:
+        """In order of name."""
+        return iter(list(self._services.values()))
+
+    def __len__(self) -> int:
+        return len(self._services)
+
+    # Names
+
+    def resolve(self, model: str | None, rng: random.Random | None = None) -> Service:
+        """The service for a request that names this model.
+
+        None is allowed where there is one service only. With weights, services that have no pod to serve are
+        passed over unless none has. Raises UnknownModel (404, code model_not_found).
+        """
+        if model is None:
+            if len(self._services) == 1:
+                return next(iter(self._services.values()))
+            raise UnknownModel(
+                "`model` is missing: it says what to ask", param="model", code="model_not_found"
+            )
+        if model in self._weights:
+            service = self._weighted(model, rng or random)  # type: ignore[arg-type]
+            if service is not None:
+                return service
+        found = self._configured.get(model) or self._find_reported(model)
+        if found is None:
+            found = self._own_name(model)
+        if found is None:
+            shown = model if len(model) <= 100 else model[:100] + "…"
+            raise UnknownModel(
+                f"the model {shown!r} does not exist here; GET /v1/models lists what does",
+                param="model",
+                code="model_not_found",
+            )
+        return found
+
+    def names(self) -> list[tuple[str, Service]]:
+        """Every name that clients may use and the service it leads to, sorted by name; of a name with weights
+        the service with the largest share. Services' own names are left out where they have served names."""
+        self._collect_reported(force=True)
+        found = {**self._reported, **self._configured}
+        named = set(found.values())
+        for service in self._services.values():
+            if service not in named:
+                found[service.name] = service
+        for name, shares in self._weights.items():
+            known = [(share, other) for other, share in shares.items() if other in self._services]
+            if known:
+                found[name] = self._services[max(known, key=lambda pair: pair[0])[1]]
+        return sorted(found.items(), key=lambda item: item[0])
+
+    def model_cards(self) -> list[ModelCard]:
+        """The data of `GET /v1/models`. `max_model_len` is the least of the service's pods."""
+        cards = []
+        for name, service in self.names():
+            card = ModelCard(id=name, created=service.created)
+            lengths = [
+                pod.report.max_model_len
+                for pod in service.pods.values()
+                if pod.report is not None and pod.report.max_model_len
+            ]
+            if lengths:
+                card.max_model_len = min(lengths)
+            cards.append(card)
+        return cards
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _rebuild(self) -> None:
+        self._services = dict(sorted(self._services.items()))
+        self._configured = {}
+        for service in self._services.values():
+            for name in service.served_names:
+                self._configured.setdefault(name, service)
+        self._reported_at = float("-inf")
+
+    def _weighted(self, model: str, rng: random.Random) -> Service | None:
+        shares = [
+            (service, share)
+            for name, share in self._weights[model].items()
+            if share > 0 and (service := self._services.get(name)) is not None
+        ]
+        able = [pair for pair in shares if pair[0].can_serve()] or shares
+        if len(able) < 2:
+            return able[0][0] if able else None
+        bounds = list(accumulate(share for _, share in able))
+        # min: random() * total may round up to total.
+        place = min(bisect(bounds, rng.random() * bounds[-1]), len(able) - 1)
+        return able[place][0]
+
+    def _find_reported(self, model: str) -> Service | None:
+        self._collect_reported()
+        found = self._reported.get(model)
+        if found is None and time.monotonic() - self._reported_at > _REPORTED_EVERY / 10:
+            # A pod may have come a moment ago; but names that nobody serves must stay cheap.
+            self._collect_reported(force=True)
+            found = self._reported.get(model)
+        return found
+
+    def _collect_reported(self, force: bool = False) -> None:
+        now = time.monotonic()
+        if force or now - self._reported_at > _REPORTED_EVERY:
+            self._reported_at = now
+            self._reported = {}
+            for service in self._services.values():
+                for name in service.reported_names():
+                    self._reported.setdefault(name, service)
+
+    def _own_name(self, model: str) -> Service | None:
+        if model in self._services:
+            return self._services[model]
+        return next(
+            (service for name, service in self._services.items() if name.partition("/")[2] == model), None
+        )
