@@ -56,6 +56,9 @@ class LoadReport(msgspec.Struct, kw_only=True, frozen=True):
     """Recent duration of a step that only decodes; 0 until measured."""
     draining: bool = False
     """Finishes what it has and takes nothing new."""
+    cache_seq: Annotated[int, Meta(ge=-1)] = -1
+    """Number of the last cache event batch that stood in the stream before this report was sent; -1: none. A
+    reader that has read on and does not know that batch has lost some (see events.py)."""
 
     def namespace(self, *, cache_salt: str = "", adapter: str = "") -> ChainNamespace:
         """What the chain hashes of a request's blocks start from on this pod."""

@@ -88,6 +88,14 @@ class ServiceIndex:
         """See EventStream.reloads."""
         return self._events.reloads()
 
+    def expect(self, pod: str, epoch: str, seq: int) -> bool:
+        """See EventStream.expect."""
+        return self._events.expect(pod, epoch, seq)
+
+    def in_step(self, pod: str) -> bool:
+        """See EventStream.in_step."""
+        return self._events.in_step(pod)
+
     def distrust(self) -> None:
         """See EventStream.distrust."""
         self._events.distrust()

@@ -112,6 +112,15 @@ class EventStream:
         for position in self._by_pod.values():
             self._lose(position)
 
+    def expect(self, pod: str, epoch: str, seq: int) -> bool:
+        """A heartbeat tells of batch `seq`, and the stream has been read beyond it. Returns whether batches
+        are missing; unlike a gap this also finds the loss of a pod's last ones."""
+        position = self._by_pod.get(pod)
+        if position is None or position.epoch != epoch or position.loading or seq <= position.seq:
+            return False
+        self._lose(position)
+        return True
+
     def in_step(self, pod: str) -> bool:
         """Whether the index is known to be as the pod's last batch left it."""
         position = self._by_pod.get(pod)

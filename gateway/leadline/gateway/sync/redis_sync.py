@@ -1,0 +1,341 @@
+"""One service's reader of Redis: heartbeats, snapshots and the event stream, for as long as the gateway runs.
+
+    each `poll_seconds`   HGETALL …:pods ─▶ Pod.heartbeat, index.pod_seen / pod_gone
+                          index.reloads() ─▶ GET …:snapshot:<pod>, then replay the stream from the snapshot's
+                                             position up to ours (batches known already are ignored)
+    in between            XREAD BLOCK …:events from our position ─▶ index.batch
+
+Nothing that is lost stays lost: a gap in a pod's numbers, or a heartbeat that tells of a batch we have not
+seen though we have read the stream to its end, makes the index ask for that pod's snapshot, until one comes
+that is new enough. So trimming, flushing, failover and our own absence need no cases of their own, but one:
+a server whose stream ends before our position is another one, and is read from its beginning.
+
+Failures end the session; the next begins after a pause that doubles up to `max_backoff` and is drawn at
+random. Meanwhile routing goes on with what is known: reports stop counting after pods.STALE_REPORT, the index
+after its `stale_after`, and then this gateway's own requests are all that is left to go by (P15).
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from redis.exceptions import RedisError
+
+from leadline.gateway.index.service_index import ServiceIndex
+from leadline.gateway.index.stream import Outcome
+from leadline.gateway.pods import Pod
+from leadline.gateway.sync.client import connect, redacted
+from leadline.gateway.sync.counts import SyncCounts
+from leadline.gateway.sync.heartbeats import Heartbeats
+from leadline.protocol.events import CacheSnapshot, decode_batch, decode_snapshot
+from leadline.protocol.keys import ServiceKeys
+from leadline.protocol.load import LoadReport
+from leadline.protocol.wire import WireError
+
+__all__ = ["FindPod", "RedisSync", "SyncTiming"]
+
+logger = logging.getLogger("leadline.gateway.sync")
+
+FIELD = b"b"
+START = "0-0"
+
+FindPod = Callable[[LoadReport], Pod | None]
+"""The pod that a report is of, by name or address; None if discovery does not know it (yet)."""
+
+Entries = Sequence[tuple[bytes, dict[bytes, bytes]]]
+
+
+@dataclass(slots=True, frozen=True)
+class SyncTiming:
+    """Seconds, but for the count."""
+
+    poll_seconds: float = 0.5
+    eager_poll_seconds: float = 0.1
+    """For a second after batches of an unknown epoch: some pod has just begun a new life."""
+    timeout: float = 3.0
+    """Of one reply, beyond the time it is meant to block."""
+    max_backoff: float = 5.0
+    max_reload_backoff: float = 8.0
+    """Between two looks at the snapshot of a pod whose snapshot is not new enough."""
+    read_count: int = 500
+    """Stream entries a read."""
+
+
+class RedisSync:
+    """Create, `start` (or await `run`), `stop`. Everything happens on the event loop it is started on."""
+
+    def __init__(
+        self,
+        keys: ServiceKeys,
+        redis_url: str,
+        index: ServiceIndex,
+        find_pod: FindPod,
+        *,
+        timing: SyncTiming | None = None,
+        heartbeats: Heartbeats | None = None,
+    ) -> None:
+        """Raises ValueError for a URL that cannot be read."""
+        self.keys = keys
+        self.counts = SyncCounts()
+        self._index = index
+        self._find_pod = find_pod
+        self._timing = timing or SyncTiming()
+        self._heartbeats = heartbeats or Heartbeats()
+        self._place = redacted(redis_url)
+        self._redis = connect(redis_url, self._timing.poll_seconds + self._timing.timeout)
+        self._task: asyncio.Task[None] | None = None
+        self._names: dict[str, str] = {}
+        """Name in reports → pod id."""
+        self._owners: dict[str, str] = {}
+        """Pod id → the name that reported it last."""
+        self._expected: dict[str, tuple[str, int]] = {}
+        """Pod id → (epoch, batch) that its last heartbeat told of, to be looked for in the stream."""
+        self._retries: dict[str, tuple[float, float]] = {}
+        """Pod id → (when to look at its snapshot again, seconds to wait after that)."""
+        self._asked: dict[str, None] = {}
+        """Epochs that batches named and no heartbeat did, once looked for."""
+        self._position: str | None = None
+        self._next_poll = 0.0
+        self._eager_until = 0.0
+        self._gaps = index.gaps
+        self._failed = False
+
+    def start(self) -> None:
+        """Begin to read in a task of its own."""
+        if self._task is None:
+            self._task = asyncio.create_task(
+                self.run(), name=f"sync {self.keys.namespace}/{self.keys.service}"
+            )
+
+    async def stop(self) -> None:
+        """End the task and the connection. May be called twice."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        with contextlib.suppress(Exception):
+            await self._redis.aclose()
+
+    async def run(self) -> None:
+        """Read until cancelled. Raises nothing else."""
+        backoff = 0.1
+        while True:
+            began = time.monotonic()
+            try:
+                await self._session()
+            except (RedisError, OSError, TimeoutError) as error:
+                self._note_failure(error)
+            except Exception:
+                logger.exception("reading from Redis at %s failed unexpectedly", self._place)
+                self.counts.failures += 1
+            self.counts.connected = False
+            if time.monotonic() - began > self._timing.max_backoff:
+                backoff = 0.1
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+            backoff = min(backoff * 2, self._timing.max_backoff)
+
+    async def _session(self) -> None:
+        self._heartbeats.resumed(time.monotonic())
+        self._next_poll = 0.0
+        while True:
+            if time.monotonic() >= self._next_poll:
+                await self._poll()
+                self._note_success()
+            await self._read()
+
+    # -- heartbeats ------------------------------------------------------------------------------------------
+
+    async def _poll(self) -> None:
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.hgetall(self.keys.pods)
+        pipeline.xrevrange(self.keys.events, count=1)
+        fields, last = await pipeline.execute()
+        now = time.monotonic()
+        timing = self._timing
+        self._next_poll = now + (
+            timing.eager_poll_seconds if now < self._eager_until else timing.poll_seconds
+        )
+        end = _text(last[0][0]) if last else START
+        if self._position is None:
+            self._position = end
+        elif _key(end) < _key(self._position):
+            logger.warning("the event stream of %s begins anew", self.keys.events)
+            self._position = START
+        news = self._heartbeats.read(fields, now, time.time())
+        for report in news.reports:
+            self._heartbeat(report, now)
+        for name in news.silent:
+            self._gone(name)
+        if news.dead:
+            await self._redis.hdel(self.keys.pods, *news.dead)
+        await self._reload(now)
+
+    def _heartbeat(self, report: LoadReport, now: float) -> None:
+        self.counts.heartbeats += 1
+        pod = self._find_pod(report)
+        if pod is None or self._names.get(report.pod, pod.id) != pod.id:
+            self._gone(report.pod)
+        if pod is None:
+            return
+        self._names[report.pod] = pod.id
+        self._owners[pod.id] = report.pod
+        if self._index.pod_seen(pod.id, report.epoch):
+            self._retries.pop(pod.id, None)
+        pod.heartbeat(report, now)
+        self._expected[pod.id] = (report.epoch, report.cache_seq)
+
+    def _gone(self, name: str) -> None:
+        pod = self._names.pop(name, None)
+        # Another name may report for the same pod by now: a static address whose process was replaced.
+        if pod is not None and self._owners.get(pod) == name:
+            del self._owners[pod]
+            self._expected.pop(pod, None)
+            self._retries.pop(pod, None)
+            self._index.pod_gone(pod)
+
+    # -- snapshots -------------------------------------------------------------------------------------------
+
+    async def _reload(self, now: float) -> None:
+        wanted = self._index.reloads()
+        self._retries = {pod: self._retries[pod] for pod in wanted if pod in self._retries}
+        begin: str | None = None
+        for pod in wanted:
+            due, delay = self._retries.get(pod, (0.0, self._timing.poll_seconds))
+            name = self._owners.get(pod)
+            if now < due or name is None:
+                continue
+            self._retries[pod] = (
+                now + delay * random.uniform(0.7, 1.0),
+                min(delay * 2, self._timing.max_reload_backoff),
+            )
+            snapshot = await self._snapshot(name)
+            if snapshot is None:
+                continue
+            outcome = await self._load(pod, snapshot)
+            self.counts.reloads[outcome.value] += 1
+            if outcome is Outcome.APPLIED:
+                place = snapshot.stream_id or START
+                begin = place if begin is None else min(begin, place, key=_key)
+        if begin is not None:
+            await self._replay(begin)
+
+    async def _snapshot(self, name: str) -> CacheSnapshot | None:
+        data = await self._redis.get(self.keys.snapshot(name))
+        if data is None:
+            self.counts.reloads["absent"] += 1
+            return None
+        try:
+            snapshot = decode_snapshot(data)
+            _key(snapshot.stream_id or START)
+        except (WireError, ValueError) as error:
+            self.counts.reloads["garbage"] += 1
+            logger.warning("the snapshot of %s cannot be read: %s", name, error)
+            return None
+        return snapshot
+
+    async def _load(self, pod: str, snapshot: CacheSnapshot) -> Outcome:
+        steps = self._index.load_snapshot(pod, snapshot)
+        try:
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    outcome: Outcome = end.value
+                    return outcome
+                await asyncio.sleep(0)
+        finally:
+            steps.close()
+
+    async def _replay(self, begin: str) -> None:
+        """Read again what stands between a snapshot and our position. One pass serves all snapshots."""
+        assert self._position is not None
+        while _key(begin) < _key(self._position):
+            entries: Entries = await self._redis.xrange(
+                self.keys.events, f"({begin}", self._position, count=self._timing.read_count
+            )
+            await self._feed(entries)
+            if len(entries) < self._timing.read_count:
+                return
+            begin = _text(entries[-1][0])
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        wait = max(1, int((self._next_poll - time.monotonic()) * 1000))
+        reply = await self._redis.xread(
+            {self.keys.events: self._position}, count=self._timing.read_count, block=wait
+        )
+        now = time.monotonic()
+        self._index.heard(now)
+        entries: Entries = reply[0][1] if reply else ()
+        if entries:
+            # Before feeding: whatever a batch breaks, it does so once, and the gap it leaves is mended.
+            self._position = _text(entries[-1][0])
+            self.counts.lag_seconds = max(0.0, time.time() - _key(self._position)[0] / 1000)
+            await self._feed(entries)
+        else:
+            self.counts.lag_seconds = 0.0
+            self._index.maintain(now)
+        if len(entries) < self._timing.read_count:
+            # Everything that was in the stream when the heartbeats were read has been read now.
+            for pod, (epoch, seq) in self._expected.items():
+                self._index.expect(pod, epoch, seq)
+            self._expected.clear()
+
+    async def _feed(self, entries: Entries) -> None:
+        since = 0
+        for _, fields in entries:
+            try:
+                batch = decode_batch(fields.get(FIELD, b""))
+            except WireError:
+                self.counts.events["garbage"] += 1
+                continue
+            outcome = self._index.batch(batch)
+            self.counts.events[outcome.value] += 1
+            if self._index.gaps != self._gaps:
+                self._gaps = self._index.gaps
+                self._next_poll = 0.0
+            elif outcome is Outcome.UNKNOWN_EPOCH and batch.epoch not in self._asked:
+                # A pod has begun a new life, or ended an old one: its heartbeat is there or a moment away.
+                self._asked[batch.epoch] = None
+                self._next_poll = 0.0
+                self._eager_until = time.monotonic() + 1.0
+                if len(self._asked) > 1_000:
+                    del self._asked[next(iter(self._asked))]
+            since += 16 + len(batch.stored) + len(batch.removed)
+            if since > 4_096:
+                since = 0
+                await asyncio.sleep(0)
+
+    # -- failures --------------------------------------------------------------------------------------------
+
+    def _note_failure(self, error: Exception) -> None:
+        self.counts.failures += 1
+        if not self._failed:
+            self._failed = True
+            logger.warning(
+                "cannot read from Redis at %s: %s: %s; routing on with what is known, trying again",
+                self._place,
+                type(error).__name__,
+                error,
+            )
+
+    def _note_success(self) -> None:
+        self.counts.connected = True
+        if self._failed:
+            self._failed = False
+            logger.info("reading from Redis at %s again", self._place)
+
+
+def _text(stream_id: bytes | str) -> str:
+    return stream_id.decode() if isinstance(stream_id, bytes) else stream_id
+
+
+def _key(stream_id: str) -> tuple[int, int]:
+    """Stream ids in their order."""
+    milliseconds, _, number = stream_id.partition("-")
+    return int(milliseconds), int(number or 0)
