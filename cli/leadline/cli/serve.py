@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from leadline.cli.options import add_engine_options, engine_config
@@ -49,7 +50,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file with one prompt a line to put into the prefix cache before the server reports ready",
     )
+    _add_publishing_options(parser)
     add_engine_options(parser)
+
+
+def _add_publishing_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "publishing settings", "how gateways learn of this engine's cache and load"
+    )
+    for option, metavar, text in (
+        (
+            "redis-url",
+            "URL",
+            "Redis or Valkey to publish to; better given in the environment, for its password",
+        ),
+        ("service", "NAMESPACE/NAME", "the service that this engine is a pod of"),
+        ("pod-name", "NAME", "name of this engine within the service; host name and port when left out"),
+        (
+            "advertise-address",
+            "HOST:PORT",
+            "where gateways reach this server; where it listens when left out",
+        ),
+    ):
+        variable = "LEADLINE_" + option.replace("-", "_").upper()
+        group.add_argument(f"--{option}", metavar=metavar, help=f"{text} (environment: {variable})")
+
+
+def _option_or_environment(args: argparse.Namespace, name: str) -> str | None:
+    value: str | None = getattr(args, name)
+    return value or os.environ.get("LEADLINE_" + name.upper()) or None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,6 +100,10 @@ def run(args: argparse.Namespace) -> int:
         access_log=args.access_log,
         api_keys=keys,
         warmup_prompts=_lines(args.warmup_file),
+        redis_url=_option_or_environment(args, "redis_url"),
+        service=_option_or_environment(args, "service"),
+        pod_name=_option_or_environment(args, "pod_name"),
+        advertise_address=_option_or_environment(args, "advertise_address"),
     )
     return serve(config, settings)
 

@@ -23,8 +23,10 @@ from leadline.engine import wire
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.config import EngineConfig
 from leadline.engine.errors import ConfigError, EngineDead, LeadlineError
+from leadline.engine.publisher.publisher import Publisher
 from leadline.engine.server.app import create_app
 from leadline.engine.server.logs import configure_logging
+from leadline.engine.server.publishing import announce, publisher_of
 from leadline.engine.server.settings import ServerSettings
 from leadline.engine.server.state import Phase, ServerState
 
@@ -59,12 +61,14 @@ class _Process:
         self._settings = settings
         self._stop = asyncio.Event()
         self._signals = 0
+        self._publisher: Publisher | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         listener = _listen(self._settings.host, self._settings.port)
+        self._publisher = publisher_of(self._settings, listener)
         app = create_app(None, self._settings)
         state: ServerState = app.state.server
         server = _Server(
@@ -84,6 +88,8 @@ class _Process:
         try:
             return await self._live(state, http, _address(listener))
         finally:
+            if self._publisher is not None:
+                await self._publisher.stop()
             server.should_exit = True
             await http
             if state.engine is not None:
@@ -119,18 +125,25 @@ class _Process:
         began = time.monotonic()
         progress = _ProgressLog(state)
         engine = await AsyncEngine.start(
-            self._config, on_progress=progress, log_level=self._settings.log_level
+            self._config,
+            on_progress=progress,
+            log_level=self._settings.log_level,
+            on_cache_change=None if self._publisher is None else self._publisher.changed,
         )
         state.engine = engine
         if self._settings.warmup_prompts:
             progress(wire.Progress("warming", None, f"{len(self._settings.warmup_prompts)} prompts"))
             await engine.warmup([engine.tokenizer.encode(text) for text in self._settings.warmup_prompts])
+        if self._publisher is not None:
+            await announce(self._publisher, engine, state)
         state.phase, state.detail = Phase.SERVING, "ready"
         logger.info("ready after %.1f s", time.monotonic() - began)
         return engine
 
     async def _drain(self, state: ServerState, engine: AsyncEngine, stop: asyncio.Task[bool]) -> int:
         state.phase, state.detail = Phase.DRAINING, "the server is shutting down"
+        if self._publisher is not None:
+            self._publisher.poke()
         self._stop.clear()
         again = asyncio.create_task(self._stop.wait())
         logger.info(

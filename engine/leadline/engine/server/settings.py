@@ -26,3 +26,12 @@ class ServerSettings:
     normal)."""
     warmup_prompts: tuple[str, ...] = ()
     """Generated (one token each) before /ready turns 200."""
+
+    redis_url: str | None = field(default=None, repr=False)
+    """Where cache events and load go; None: nowhere. The next three matter only with it."""
+    service: str | None = None
+    """NAMESPACE/NAME of the service that this engine is a pod of."""
+    pod_name: str | None = None
+    """None: host name and port."""
+    advertise_address: str | None = None
+    """HOST:PORT at which gateways reach this server; None: where it listens."""

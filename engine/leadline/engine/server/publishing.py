@@ -1,0 +1,51 @@
+"""Joins the server to the publisher: who this pod is, and what it reports of itself."""
+
+from __future__ import annotations
+
+import socket
+
+from leadline.engine.async_engine import AsyncEngine
+from leadline.engine.publisher.publisher import Publisher
+from leadline.engine.publisher.report import Identity, load_report
+from leadline.engine.publisher.settings import PublishSettings, new_epoch
+from leadline.engine.server.settings import ServerSettings
+from leadline.engine.server.state import Phase, ServerState
+from leadline.protocol.load import LoadReport
+
+__all__ = ["announce", "publisher_of"]
+
+
+def publisher_of(settings: ServerSettings, listener: socket.socket) -> Publisher | None:
+    """None without `redis_url`. Raises ConfigError for settings that do not go together."""
+    if settings.redis_url is None:
+        return None
+    where = PublishSettings.of(
+        settings.redis_url,
+        settings.service,
+        pod=settings.pod_name,
+        advertise=settings.advertise_address,
+        host=settings.host,
+        port=listener.getsockname()[1],
+    )
+    return Publisher(where, new_epoch())
+
+
+async def announce(publisher: Publisher, engine: AsyncEngine, state: ServerState) -> None:
+    """Begin to publish; returns when gateways can know of this life of the pod, or after a second."""
+    chain = engine.prefix_chain
+    identity = Identity(
+        pod=publisher.settings.pod,
+        address=publisher.settings.address,
+        epoch=publisher.epoch,
+        model=engine.served_name if chain is None else chain.model,
+        revision="" if chain is None else chain.revision,
+        served_names=(engine.served_name,),
+        block_size=engine.config.block_size,
+        max_model_len=engine.max_model_len,
+    )
+
+    def report() -> LoadReport:
+        draining = state.phase is Phase.DRAINING
+        return load_report(identity, engine.stats(), engine.speeds(), draining=draining)
+
+    await publisher.start(report)

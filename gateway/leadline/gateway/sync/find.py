@@ -1,0 +1,28 @@
+"""Which of a service's pods a load report is of."""
+
+from collections.abc import Mapping
+
+from leadline.gateway.pods import Pod
+from leadline.gateway.sync.redis_sync import FindPod
+from leadline.protocol.load import LoadReport
+
+__all__ = ["find_in"]
+
+
+def find_in(pods: Mapping[str, Pod]) -> FindPod:
+    """Look a report's pod up in `pods` (id → pod, as discovery keeps it): by its name as the id, else by the
+    address it reports (a static list knows no names)."""
+    by_name: dict[str, str] = {}
+
+    def find(report: LoadReport) -> Pod | None:
+        pod = pods.get(report.pod)
+        if pod is not None:
+            return pod
+        pod = pods.get(by_name.get(report.pod, ""))
+        if pod is None or pod.address != report.address:
+            pod = next((pod for pod in pods.values() if pod.address == report.address), None)
+            if pod is not None:
+                by_name[report.pod] = pod.id
+        return pod
+
+    return find
