@@ -6,7 +6,8 @@ Decode rows are attended together. The queries of one KV head are stacked, so KV
     k  gathered cache rows         -> [rows, num_kv_heads, max context, head_dim]  (a view, not copied again)
     scores [rows, num_kv_heads, group, max context] + length mask
 
-A row shorter than the longest reads its own last token again in place of the tokens it lacks, and masks
+Rows of very different lengths are attended in groups, each at most half padding. Within a group, a row
+shorter than the longest reads its own last token again in place of the tokens it lacks, and masks
 them: what other sequences left in a block is never read, since a weight of zero does not silence a NaN.
 
 Prefill rows are attended one by one, each with its own causal offset.
@@ -21,26 +22,29 @@ from leadline.engine.attention.interface import AttentionBatch, AttentionSpec
 
 __all__ = ["TorchBackend"]
 
+_PADDING_WORTH_A_GROUP = 512
+"""Tokens of padding in a step above which rows are grouped by length."""
+
 
 class TorchBackend:
     """See `leadline.engine.attention.interface.AttentionBackend`."""
 
     name = "torch"
+    graph_padding = None
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
         self.group = spec.num_heads // spec.num_kv_heads
         self._batch: AttentionBatch | None = None
-        self._decode_index: torch.Tensor | None = None
-        self._decode_mask: torch.Tensor | None = None
+        self._groups: list[_DecodeGroup] = []
         self._prefills: list[_PrefillRow] = []
 
     def begin(self, batch: AttentionBatch) -> None:
         self._batch = batch
         decodes = batch.num_decodes
-        self._decode_mask = None
-        if decodes:
-            self._begin_decodes(batch, decodes)
+        self._groups = [
+            self._make_group(batch, rows) for rows in _by_length(batch.context_lens_host[:decodes])
+        ]
         self._prefills = []
         first = decodes
         for row in range(decodes, batch.num_rows):
@@ -54,22 +58,27 @@ class TorchBackend:
             self._prefills.append(_PrefillRow(first, count, context, batch.block_tables[row, :blocks], mask))
             first += count
 
-    def _begin_decodes(self, batch: AttentionBatch, decodes: int) -> None:
-        """Cache rows of every decode's context, [decodes * longest context], and the mask where lengths
-        differ."""
-        lengths, size = batch.context_lens_host[:decodes], self.spec.block_size
+    def _make_group(self, batch: AttentionBatch, rows: list[int] | None) -> _DecodeGroup:
+        """Cache rows of every context in the group, [rows * longest context]; a mask where lengths differ."""
+        size, device = self.spec.block_size, batch.context_lens.device
+        lengths = batch.context_lens_host[: batch.num_decodes]
+        ends, tables = batch.context_lens[: len(lengths)], batch.block_tables[: len(lengths)]
+        index = None
+        if rows is not None:
+            index = torch.tensor(rows, dtype=torch.int64, device=device)
+            lengths = [lengths[row] for row in rows]
+            ends, tables = ends.index_select(0, index), tables.index_select(0, index)
         longest = max(lengths)
-        positions = torch.arange(longest, device=batch.context_lens.device)
+        positions, mask = torch.arange(longest, device=device), None
         if min(lengths) < longest:
-            ends = batch.context_lens[:decodes, None]
-            outside = positions >= ends
-            mask = torch.zeros(outside.shape, dtype=self.spec.dtype, device=outside.device)
-            self._decode_mask = mask.masked_fill_(outside, -torch.inf)[:, None, None, :]
-            positions = torch.minimum(positions, ends - 1)
-            blocks = batch.block_tables[:decodes].gather(1, positions // size)
+            outside = positions >= ends[:, None]
+            mask = torch.zeros(outside.shape, dtype=self.spec.dtype, device=device)
+            mask = mask.masked_fill_(outside, -torch.inf)[:, None, None, :]
+            positions = torch.minimum(positions, ends[:, None] - 1)
+            blocks = tables.gather(1, positions // size)
         else:
-            blocks = batch.block_tables[:decodes, positions // size]
-        self._decode_index = (blocks.long() * size + positions % size).flatten()
+            blocks = tables[:, positions // size]
+        return _DecodeGroup(index, (blocks.long() * size + positions % size).flatten(), mask)
 
     def forward(
         self,
@@ -81,8 +90,9 @@ class TorchBackend:
     ) -> torch.Tensor:
         batch = self._batch
         assert batch is not None, "begin() comes before forward()"
-        k_cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, k)
-        v_cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, v)
+        if not batch.kv_written:
+            k_cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, k)
+            v_cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, v)
         decodes = batch.num_decodes
         if decodes == batch.num_tokens:
             return self._decode(q, k_cache, v_cache)
@@ -95,15 +105,24 @@ class TorchBackend:
         return out
 
     def _decode(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        if self._groups[0].rows is None:
+            return self._attend_group(self._groups[0], q, k_cache, v_cache)
+        out = torch.empty_like(q)
+        for group in self._groups:
+            part = self._attend_group(group, q.index_select(0, group.rows), k_cache, v_cache)
+            out.index_copy_(0, group.rows, part)
+        return out
+
+    def _attend_group(
+        self, group: _DecodeGroup, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> torch.Tensor:
         rows, spec = q.shape[0], self.spec
-        keys = k_cache.flatten(0, 1).index_select(0, self._decode_index)
-        values = v_cache.flatten(0, 1).index_select(0, self._decode_index)
+        keys = k_cache.flatten(0, 1).index_select(0, group.index)
+        values = v_cache.flatten(0, 1).index_select(0, group.index)
         shape = (rows, -1, spec.num_kv_heads, spec.head_dim)
         keys, values = keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
         queries = q.reshape(rows, spec.num_kv_heads, self.group, spec.head_dim)
-        out = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=self._decode_mask, scale=spec.scale
-        )
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=group.mask, scale=spec.scale)
         return out.reshape(rows, spec.num_heads, spec.head_dim)
 
     def _prefill(
@@ -134,6 +153,36 @@ class TorchBackend:
 def _gather(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
     """[blocks * block_size, num_kv_heads, head_dim] out of the paged cache."""
     return cache.index_select(0, blocks).flatten(0, 1)
+
+
+def _by_length(lengths: list[int]) -> list[list[int] | None]:
+    """Groups of rows of which the shortest is at least half the longest; [None] is one group of all rows.
+
+    A group costs a handful of small operations a layer, so little padding is cheaper than more groups.
+    """
+    if not lengths:
+        return []
+    if len(lengths) * max(lengths) - sum(lengths) <= _PADDING_WORTH_A_GROUP:
+        return [None]
+    groups: list[list[int]] = []
+    longest = 0
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        if 2 * lengths[row] < longest or not groups:
+            longest = lengths[row]
+            groups.append([])
+        groups[-1].append(row)
+    return list(groups) if len(groups) > 1 else [None]
+
+
+class _DecodeGroup:
+    """Decode rows attended together: which rows (None: all), what they read, what of it does not count."""
+
+    __slots__ = ("index", "mask", "rows")
+
+    def __init__(self, rows: torch.Tensor | None, index: torch.Tensor, mask: torch.Tensor | None) -> None:
+        self.rows = rows
+        self.index = index
+        self.mask = mask
 
 
 class _PrefillRow:
