@@ -59,6 +59,7 @@ class Service:
     """Requests a pod is given at once; 0: what the pod reports as its limit, if it does."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Seconds since the Unix epoch, for /v1/models."""
+    _names: dict[str, None] = field(default_factory=dict)
 
     @property
     def keys(self) -> ServiceKeys:
@@ -67,8 +68,10 @@ class Service:
         return ServiceKeys(namespace, name)
 
     def reported_names(self) -> dict[str, None]:
-        """Served names that pods reported, without repetition."""
-        return {name: None for pod in self.pods.values() for name in pod.served_names}
+        """Served names that pods reported, without repetition. A service scaled to zero keeps the last ones:
+        requests for them must be held, not refused."""
+        self._names = {name: None for pod in self.pods.values() for name in pod.served_names} or self._names
+        return self._names
 
     def can_serve(self) -> bool:
         """Some pod is ready and not leaving."""

@@ -1,0 +1,339 @@
+"""Settings of the gateway: one YAML or JSON file, and the command-line options that go over it.
+
+Room: gateway. Owns what may be set, what it is when it is not set, and the sentence that says which line is
+wrong: every ConfigError begins with the path of the field (`services[1].pods[0]`). It opens no connection.
+
+    redis_url: redis://valkey:6379/0
+    keys_file: /etc/leadline/keys.yaml
+    discovery: {kind: kubernetes, namespace: default}
+    services:
+      - name: default/qwen
+        model: /models/qwen3-8b
+        served_names: [Qwen/Qwen3-8B, qwen]
+      - name: default/small
+        pods: [10.0.0.7:8000, 10.0.0.8:8000]
+    models:
+      qwen-next: {default/qwen: 90, default/qwen-canary: 10}
+"""
+
+# ruff: noqa: RUF012 (msgspec copies mutable defaults; ruff does not see that Strict is a Struct)
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from leadline.gateway.documents import Strict, convert, read_document
+from leadline.gateway.errors import ConfigError
+from leadline.gateway.policies.registry import PolicyError, load_policy
+from leadline.gateway.services import Service, ServiceTable
+from leadline.protocol.keys import ServiceKeys
+
+__all__ = [
+    "AdmissionConfig",
+    "DiscoveryConfig",
+    "GatewayConfig",
+    "PodConfig",
+    "RateLimitConfig",
+    "ServerConfig",
+    "ServiceConfig",
+    "UpstreamConfig",
+    "build_table",
+    "make_service",
+    "read_config",
+    "split_address",
+]
+
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0)]
+AtLeastOne = Annotated[int, Meta(ge=1)]
+NonEmpty = Annotated[str, Meta(min_length=1)]
+
+
+class PodConfig(Strict):
+    """One pod of a static list. In a file, the address alone will do."""
+
+    address: NonEmpty
+    """host:port of its HTTP API."""
+    id: str = ""
+    """Name it reports with its load (`leadline serve --pod-name`); the address when left out."""
+
+
+class ServiceConfig(Strict):
+    """One service: pods of one model."""
+
+    name: NonEmpty
+    """<namespace>/<name>, as in its Redis keys."""
+    model: str = ""
+    """Folder or hub name of the model, for its tokenizer; what the pods report when left out."""
+    served_names: list[NonEmpty] = []
+    """Names and aliases that clients may use, beside those that pods report."""
+    policy: NonEmpty | None = None
+    """Routing policy; the gateway's `policy` when left out."""
+    policy_options: dict[str, Any] = {}
+    block_size: AtLeastOne = 64
+    """Tokens a block, until a pod reports its own."""
+    pod_concurrency: Count | None = None
+    """Requests a pod is given at once; `admission.pod_concurrency` when left out."""
+    tokenizer: Literal["auto", "approximate"] = "auto"
+    """approximate: match pieces of text in place of tokens, without tokenizer files."""
+    pods: list[PodConfig] = []
+    """A static list. With none, pods come from discovery."""
+    kubernetes_service: str = ""
+    """Kubernetes Service whose EndpointSlices list the pods; the service's own name when left out."""
+
+
+class DiscoveryConfig(Strict):
+    """Where pods come from, for services without a static list."""
+
+    kind: Literal["static", "kubernetes"] = "static"
+    namespace: str = ""
+    """Kubernetes namespace to watch; empty: that of the gateway's own pod. "*": all."""
+    label_selector: str = ""
+    """EndpointSlices to look at; slices of configured services and those labelled
+    `serving.leadline.io/service` when empty."""
+    port: str = "http"
+    """Name or number of the endpoint port; the first port where no port has it."""
+    resync_seconds: Positive = 300.0
+    """Every so often the whole list is read again."""
+    kubeconfig: str = ""
+    """A kubeconfig file; empty: the pod's service account, or $KUBECONFIG outside a pod."""
+
+
+class AdmissionConfig(Strict):
+    """When requests wait and when they are refused."""
+
+    pod_concurrency: Count = 0
+    """Requests a pod is given at once; 0: the limit that it reports."""
+    pod_queue: Count = 8
+    """Requests that may wait inside a pod before it counts as saturated."""
+    max_queued: Count = 1000
+    """Requests that may wait in the gateway for one service; more are refused with 429."""
+    queue_timeout_seconds: Positive = 60.0
+    """A request that waited so long is refused with 503."""
+    hold_without_pods_seconds: NonNegative = 60.0
+    """How long requests are held for a service that has no pod at all (scaled to zero)."""
+    class_weights: dict[str, Positive] = msgspec.field(
+        default_factory=lambda: {"interactive": 4.0, "batch": 1.0}
+    )
+    """Shares of the capacity when it is short. Classes not named here weigh 1."""
+    tenant_weights: dict[str, Positive] = {}
+    """Shares within a class; 1 for a tenant not named here."""
+
+
+class RateLimitConfig(Strict):
+    """Requests and tokens a minute; the numbers come with each key."""
+
+    redis_timeout_seconds: Positive = 0.02
+    """Redis is given so long, then this gateway counts by itself."""
+    replicas: AtLeastOne = 1
+    """Gateways that share the limits: without Redis each allows its part of them."""
+    requests_per_minute: Count = 0
+    """For keys that bring no limit of their own, and without keys for everybody together; 0: none."""
+    tokens_per_minute: Count = 0
+
+
+class ServerConfig(Strict):
+    """The side that clients see."""
+
+    host: str = "0.0.0.0"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8080
+    workers: AtLeastOne = 1
+    max_body_bytes: AtLeastOne = 32 << 20
+    shutdown_seconds: NonNegative = 30.0
+    """Streams may go on so long after SIGTERM."""
+    access_log: bool = True
+    otlp_endpoint: str = ""
+    """OpenTelemetry collector for traces; empty: no traces."""
+
+
+class UpstreamConfig(Strict):
+    """The side that pods see."""
+
+    connect_timeout_seconds: Positive = 2.0
+    first_byte_timeout_seconds: Positive = 300.0
+    idle_timeout_seconds: Positive = 120.0
+    """Longest silence within an answer."""
+    retries: Count = 2
+    """Other pods tried before the first byte."""
+    migrations: Count = 3
+    """Times that a stream may move to another pod after its first byte."""
+    breaker_failures: AtLeastOne = 3
+    """Failures in a row after which a pod is left alone."""
+    breaker_seconds: Positive = 5.0
+    """How long at first; longer each time."""
+    hedge_after_seconds: NonNegative = 0.0
+    """Ask a second pod when the first has not answered so long; 0: never."""
+    api_key: str = ""
+    """Sent to pods in place of the client's key, which they never see; empty: none."""
+
+    def __repr__(self) -> str:
+        return "UpstreamConfig(…)"
+
+
+class GatewayConfig(Strict):
+    """Everything. `read_config` reads and checks it."""
+
+    redis_url: str = ""
+    """redis://, rediss:// or unix://; empty: route without cache events. Holds the password: never log it."""
+    keys_file: str = ""
+    """Keys of clients (keys.py); empty: everybody may."""
+    policy: NonEmpty = "prefix"
+    policy_options: dict[str, Any] = {}
+    services: list[ServiceConfig] = []
+    models: dict[str, dict[str, NonNegative]] = {}
+    """Name for clients → service → share, for canaries."""
+    discovery: DiscoveryConfig = msgspec.field(default_factory=DiscoveryConfig)
+    admission: AdmissionConfig = msgspec.field(default_factory=AdmissionConfig)
+    limits: RateLimitConfig = msgspec.field(default_factory=RateLimitConfig)
+    server: ServerConfig = msgspec.field(default_factory=ServerConfig)
+    upstream: UpstreamConfig = msgspec.field(default_factory=UpstreamConfig)
+
+    def __repr__(self) -> str:
+        # Neither the Redis password nor the upstream key shall reach a log by way of a repr.
+        return f"GatewayConfig(services={[service.name for service in self.services]!r}, …)"
+
+    def validate(self) -> "GatewayConfig":
+        """Checks what types cannot say; raises ConfigError. Returns self."""
+        seen: dict[str, int] = {}
+        for position, service in enumerate(self.services):
+            path = f"services[{position}]"
+            _check_service_name(service.name, f"{path}.name")
+            if service.name in seen:
+                raise ConfigError(f"{path}.name: {service.name} is services[{seen[service.name]}] already")
+            seen[service.name] = position
+            for number, pod in enumerate(service.pods):
+                split_address(pod.address, f"{path}.pods[{number}].address")
+            ids = [pod.id or pod.address for pod in service.pods]
+            if twice := {name for name in ids if ids.count(name) > 1}:
+                raise ConfigError(f"{path}.pods: {min(twice)} is listed twice")
+        claimed: dict[str, str] = {}
+        for position, service in enumerate(self.services):
+            for name in service.served_names:
+                other = claimed.setdefault(name, service.name)
+                if other != service.name and name not in self.models:
+                    raise ConfigError(
+                        f"services[{position}].served_names: {name!r} is served by {other} already; to share "
+                        f"it, give both a weight: models: {{{name}: {{{other}: 90, {service.name}: 10}}}}"
+                    )
+        for name, shares in self.models.items():
+            if not sum(shares.values()) > 0:
+                raise ConfigError(f"models[{name!r}]: one weight must be above 0")
+            for other in shares:
+                _check_service_name(other, f"models[{name!r}]")
+                if self.discovery.kind == "static" and other not in seen:
+                    raise ConfigError(f"models[{name!r}]: there is no service {other!r} in services")
+        if self.redis_url and not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
+            raise ConfigError("redis_url: must begin with redis://, rediss:// or unix://")
+        if not self.services and self.discovery.kind == "static":
+            raise ConfigError("services: at least one is needed, unless discovery.kind is kubernetes")
+        return self
+
+
+def read_config(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> GatewayConfig:
+    """The settings of a file (None: all defaults) with `overrides` put over them.
+
+    `overrides` is a nested mapping of the file's shape, such as the command line makes; a mapping in it is
+    merged, anything else replaces. Raises ConfigError naming file and field.
+    """
+    document = read_document(path) if path else {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: must be a mapping of settings, not {type(document).__name__}")
+    where = f"{path}: " if path else ""
+    try:
+        return _convert(_merged(document, overrides or {})).validate()
+    except ConfigError as error:
+        raise ConfigError(f"{where}{error}") from None
+
+
+def split_address(address: str, path: str) -> tuple[str, int]:
+    """(host, port) of `host:port` or `[v6]:port`. Raises ConfigError that begins with `path`."""
+    host, colon, port = address.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    bad_v6 = ":" in host and bare == host
+    if (
+        not colon
+        or not bare
+        or bad_v6
+        or not port.isascii()
+        or not port.isdigit()
+        or not 0 < int(port) < 65536
+    ):
+        raise ConfigError(f"{path}: must be HOST:PORT (or [IPv6]:PORT), not {address!r}")
+    return bare, int(port)
+
+
+def make_service(config: ServiceConfig, defaults: GatewayConfig) -> Service:
+    """The service of an entry, without pods. Raises ConfigError for a policy that cannot be made."""
+    name = config.policy or defaults.policy
+    options = config.policy_options if config.policy else {**defaults.policy_options, **config.policy_options}
+    try:
+        policy = load_policy(name, **options)
+    except PolicyError as error:
+        raise ConfigError(f"service {config.name}: {error}") from None
+    concurrency = config.pod_concurrency
+    return Service(
+        name=config.name,
+        model=config.model,
+        policy=policy,
+        served_names=tuple(config.served_names),
+        block_size=config.block_size,
+        pod_concurrency=defaults.admission.pod_concurrency if concurrency is None else concurrency,
+    )
+
+
+def build_table(config: GatewayConfig) -> ServiceTable:
+    """The configured services, without pods: discovery puts those in."""
+    return ServiceTable((make_service(entry, config) for entry in config.services), config.models)
+
+
+# -- inside --------------------------------------------------------------------------------------------------
+
+
+def _check_service_name(name: str, path: str) -> None:
+    namespace, slash, rest = name.partition("/")
+    try:
+        if not slash:
+            raise ValueError("a slash is missing")
+        ServiceKeys(namespace, rest)
+    except ValueError as error:
+        raise ConfigError(f"{path}: must be NAMESPACE/NAME, not {name!r}: {error}") from None
+
+
+def _merged(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(below)
+    for name, value in over.items():
+        held = result.get(name)
+        both = isinstance(held, dict) and isinstance(value, Mapping)
+        result[name] = _merged(held, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+def _convert(document: dict[str, Any]) -> GatewayConfig:
+    # msgspec's paths do not number list items, so those are converted one by one.
+    services = document.get("services") or []
+    if not isinstance(services, list):
+        raise ConfigError("services: must be a list")
+    entries = []
+    for position, entry in enumerate(services):
+        path = f"services[{position}]"
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{path}: must be a mapping with a name, not {type(entry).__name__}")
+        pods = entry.get("pods") or []
+        if not isinstance(pods, list):
+            raise ConfigError(f"{path}.pods: must be a list of addresses")
+        parsed = [
+            PodConfig(address=pod)
+            if isinstance(pod, str)
+            else convert(pod, PodConfig, f"{path}.pods[{number}]")
+            for number, pod in enumerate(pods)
+        ]
+        service = convert({**entry, "pods": []}, ServiceConfig, path)
+        service.pods = parsed
+        entries.append(service)
+    config = convert({**document, "services": []}, GatewayConfig, "")
+    config.services = entries
+    return config
