@@ -41,6 +41,9 @@ class LoadReport(msgspec.Struct, kw_only=True, frozen=True):
     max_model_len: Count = 0
     """Tokens, prompt and output together; 0 if unknown."""
 
+    max_concurrent_requests: Count = 0
+    """Requests it runs at once at most, the others wait in it; 0 if unknown."""
+
     running: Count = 0
     """Requests that hold KV blocks."""
     waiting: Count = 0

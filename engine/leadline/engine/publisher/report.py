@@ -25,6 +25,7 @@ class Identity:
     served_names: tuple[str, ...]
     block_size: int
     max_model_len: int
+    max_concurrent_requests: int = 0
 
 
 def load_report(identity: Identity, stats: SchedulerStats, speeds: Speeds, *, draining: bool) -> LoadReport:
@@ -39,6 +40,7 @@ def load_report(identity: Identity, stats: SchedulerStats, speeds: Speeds, *, dr
         served_names=list(identity.served_names),
         block_size=identity.block_size,
         max_model_len=identity.max_model_len,
+        max_concurrent_requests=identity.max_concurrent_requests,
         running=stats.running,
         waiting=stats.waiting,
         queued_prefill_tokens=stats.queued_prefill_tokens,

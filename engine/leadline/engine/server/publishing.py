@@ -42,6 +42,7 @@ async def announce(publisher: Publisher, engine: AsyncEngine, state: ServerState
         served_names=(engine.served_name,),
         block_size=engine.config.block_size,
         max_model_len=engine.max_model_len,
+        max_concurrent_requests=engine.config.max_concurrent_requests,
     )
 
     def report() -> LoadReport:
