@@ -1,0 +1,218 @@
+"""Token ids and prefix chain of every prompt of one model, without importing the engine.
+
+Room: gateway/tokens. Renders and tokenizes with `leadline.protocol.text`, as the engine does, and remembers
+parts of texts and beginnings of chains. Bookkeeping happens on the event loop; tokenizing more than a little
+happens in threads (the library releases the GIL), once even if many requests ask for the same text at the
+same time.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar, TypeVarTuple
+
+from leadline.gateway.tokens.chain_memo import ChainMemo
+from leadline.gateway.tokens.memo import Segment, SegmentMemo
+from leadline.gateway.tokens.segments import Segmenter, special_affixes
+from leadline.protocol.chain import ChainNamespace
+from leadline.protocol.text.chat import ChatRenderer
+from leadline.protocol.text.prompts import PromptInput, PromptRequest, prompt_inputs
+from leadline.protocol.text.tokenizer import Tokenizer
+
+__all__ = ["ChainIdentity", "PromptTokens", "TokenCounts", "TokenService"]
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+_INLINE_CHARACTERS = 4096
+"""New text up to this length is tokenized on the event loop: about a millisecond."""
+_INLINE_CUT = 1 << 18
+_INLINE_MESSAGES = 64
+_IDS_PER_SEGMENT = 1024
+
+
+class ChainIdentity(Protocol):
+    """What pods report of their block hashes: a `LoadReport`, or the `prefix_chain` of a model card."""
+
+    def namespace(self, *, cache_salt: str = "", adapter: str = "") -> ChainNamespace: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """One prompt as the engine will see it."""
+
+    ids: "array[int] | None"
+    """Token ids, uint32; None when not known (approximate mode, or a prompt that is far too long)."""
+    chain: list[int]
+    """The first 64 bits of each full block's hash."""
+    num_tokens: int
+    """Exact where `ids` are known, else an estimate."""
+    segments: Sequence[Segment] = field(default=(), repr=False)
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """What the memo did so far, for metrics."""
+
+    encoded: int = 0
+    """Tokens that came out of the tokenizer."""
+    reused: int = 0
+    """Tokens that were remembered."""
+
+
+class TokenService:
+    """Prompts of one model. Lives on one event loop; `close` ends its threads."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        renderer: ChatRenderer,
+        *,
+        memo_bytes: int = 256 << 20,
+        chain_memo_bytes: int = 64 << 20,
+        threads: int = 2,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.renderer = renderer
+        self.counts = TokenCounts()
+        self._segmenter = Segmenter(tokenizer)
+        self._affixes = special_affixes(tokenizer)
+        self._memo = SegmentMemo(memo_bytes)
+        self._chains = ChainMemo(chain_memo_bytes)
+        self._longest = tokenizer.pieces.longest
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self._encoding: dict[str, asyncio.Task[dict[str, Segment]]] = {}
+        """Texts being tokenized right now → the task that has them."""
+
+    @classmethod
+    def load(cls, folder: str | Path, **settings: int) -> "TokenService":
+        """The service over a model folder's tokenizer; takes about a second and blocks.
+
+        Raises ModelNotFound, UnsupportedModel: use `ApproximateTokens` then.
+        """
+        tokenizer = Tokenizer.load(folder)
+        return cls(tokenizer, ChatRenderer(tokenizer.chat_templates, tokenizer.special_tokens), **settings)
+
+    def close(self) -> None:
+        """End the threads; what is being tokenized is finished first."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def memo_bytes(self) -> int:
+        """Bytes that the memos take, estimated."""
+        return self._memo.used_bytes + self._chains.used_bytes
+
+    async def prompts(
+        self, request: PromptRequest, identity: ChainIdentity, *, max_model_len: int = 0
+    ) -> list[PromptTokens]:
+        """The prompts of a request, in order; one for a chat.
+
+        A text that cannot fit `max_model_len` tokens (0: unknown) is not tokenized: engines will refuse it.
+        Raises RequestError for what the template or the tokenizer cannot take, as the engine would.
+        """
+        if len(getattr(request, "messages", None) or ()) <= _INLINE_MESSAGES:
+            inputs = prompt_inputs(request, self.renderer)
+        else:
+            inputs = await self._in_thread(prompt_inputs, request, self.renderer)
+        namespace = identity.namespace(cache_salt=getattr(request, "cache_salt", None) or "")
+        keys = [await self._keys(prompt, max_model_len) for prompt in inputs]
+        known = await self._segments({key for some in keys if some for key in some if isinstance(key, str)})
+        result = []
+        for prompt, some in zip(inputs, keys, strict=True):
+            if some is None:
+                estimate = -(-len(prompt.content) // self._longest)
+                result.append(PromptTokens(None, [], estimate))
+                continue
+            segments = [known[key] if isinstance(key, str) else self._memo.of_ids(key) for key in some]
+            result.append(self._joined(segments, namespace))
+        return result
+
+    def chain(self, prompt: PromptTokens, identity: ChainIdentity, *, cache_salt: str = "") -> list[int]:
+        """The chain of a prompt in another namespace (another revision, another block size)."""
+        if prompt.ids is None:
+            return []
+        return self._chains.chain(identity.namespace(cache_salt=cache_salt), prompt.segments, prompt.ids)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _joined(self, segments: Sequence[Segment], namespace: ChainNamespace) -> PromptTokens:
+        ids = array("I")
+        ids.frombytes(b"".join([segment.packed for segment in segments]))
+        return PromptTokens(ids, self._chains.chain(namespace, segments, ids), len(ids), segments)
+
+    async def _keys(self, prompt: PromptInput, max_model_len: int) -> list[str | bytes] | None:
+        """The prompt as segments: texts, and packed token ids. None: too long by far."""
+        content = prompt.content
+        resumed = _packed(prompt.resume_token_ids)
+        if not isinstance(content, str):
+            return [*_packed(content), *resumed]
+        # A token covers at most `longest` bytes. (The engine refuses such a text by the same arithmetic.)
+        if max_model_len and -(-len(content) // self._longest) >= max_model_len:
+            return None
+        if prompt.add_special_tokens and self._affixes is None:
+            ids = await self._in_thread(self.tokenizer.encode, content, True)
+            return [*_packed(ids), *resumed]
+        cut = self._segmenter.cut
+        texts = cut(content) if len(content) <= _INLINE_CUT else await self._in_thread(cut, content)
+        if not prompt.add_special_tokens or self._affixes is None:
+            return [*texts, *resumed]
+        before, behind = self._affixes
+        return [*_packed(before), *texts, *_packed(behind), *resumed]
+
+    async def _segments(self, texts: set[str]) -> dict[str, Segment]:
+        """Segments of texts: remembered ones, ones that others are waiting for, and new ones."""
+        found: dict[str, Segment] = {}
+        missing: list[str] = []
+        for text in texts:
+            segment = self._memo.get(text)
+            if segment is None:
+                missing.append(text)
+            else:
+                found[text] = segment
+                self.counts.reused += segment.num_tokens
+        if not missing:
+            return found
+        if sum(map(len, missing)) <= _INLINE_CHARACTERS:
+            return found | self._remember(missing, self.tokenizer.encode_batch(missing))
+        mine = [text for text in missing if text not in self._encoding]
+        tasks = {self._encoding[text] for text in missing if text in self._encoding}
+        if mine:
+            task = asyncio.create_task(self._encode(mine))
+            task.add_done_callback(_look_at_the_error)
+            self._encoding.update(dict.fromkeys(mine, task))
+            tasks.add(task)
+        for task in tasks:
+            # Shielded: one client that leaves must not take the work from the others.
+            done = await asyncio.shield(task)
+            found.update((text, done[text]) for text in missing if text in done)
+        return found
+
+    async def _encode(self, texts: list[str]) -> dict[str, Segment]:
+        try:
+            return self._remember(texts, await self._in_thread(self.tokenizer.encode_batch, texts))
+        finally:
+            for text in texts:
+                self._encoding.pop(text, None)
+
+    def _remember(self, texts: list[str], ids: list[list[int]]) -> dict[str, Segment]:
+        self.counts.encoded += sum(map(len, ids))
+        return {text: self._memo.add(text, some) for text, some in zip(texts, ids, strict=True)}
+
+    async def _in_thread(self, function: Callable[[*Args], T], *args: *Args) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
+
+def _packed(ids: Sequence[int]) -> list[bytes]:
+    """Token ids in segments of a fixed length, so that a longer list begins with the shorter one's."""
+    data = array("I", ids).tobytes()
+    step = 4 * _IDS_PER_SEGMENT
+    return [data[start : start + step] for start in range(0, len(data), step)]
+
+
+def _look_at_the_error(task: "asyncio.Task[dict[str, Segment]]") -> None:
+    """Everybody who waited may be gone; asyncio would call the error forgotten."""
+    if not task.cancelled():
+        task.exception()
