@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import pytest
 from core_sim import WEIGHTS
 
@@ -13,6 +16,7 @@ from leadline.engine.core import (
     WeightedPolicy,
     build_scheduler,
 )
+from leadline.engine.core import plugins
 from leadline.engine.core.plugins import load_eviction_policy, load_scheduling_policy
 from leadline.engine.errors import ConfigError
 
@@ -21,6 +25,18 @@ def test_the_policies_of_this_package_are_known_by_name() -> None:
     assert isinstance(load_eviction_policy("lru"), LRUEviction)
     assert isinstance(load_eviction_policy("length-aware"), LengthAwareEviction)
     assert isinstance(load_scheduling_policy("weighted", WEIGHTS), WeightedPolicy)
+
+
+def test_the_policies_of_this_package_need_no_installed_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "entry_points", lambda group: ())
+    test_the_policies_of_this_package_are_known_by_name()
+    test_an_unknown_policy_is_refused_with_the_known_names()
+
+
+def test_pyproject_registers_the_policies_that_are_known_without_it() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    for group, policies in plugins._BUILT_IN.items():
+        assert project["entry-points"][group] == policies
 
 
 def test_an_unknown_policy_is_refused_with_the_known_names() -> None:

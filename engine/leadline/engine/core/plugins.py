@@ -1,9 +1,12 @@
-"""Policies by name, through entry points, so that a user can add one without touching this package."""
+"""Policies by name, through entry points, so that a user can add one without touching this package.
+
+The built-in ones are known here as well: in a source tree that is not installed there are no entry points.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from leadline.engine.core.eviction import EvictionPolicy
@@ -14,6 +17,15 @@ __all__ = ["EVICTION_GROUP", "SCHEDULING_GROUP", "load_eviction_policy", "load_s
 
 EVICTION_GROUP = "leadline.eviction_policies"
 SCHEDULING_GROUP = "leadline.scheduling_policies"
+
+_BUILT_IN = {
+    EVICTION_GROUP: {
+        "lru": "leadline.engine.core.eviction:LRUEviction",
+        "length-aware": "leadline.engine.core.eviction:LengthAwareEviction",
+    },
+    SCHEDULING_GROUP: {"weighted": "leadline.engine.core.policy:WeightedPolicy"},
+}
+"""As pyproject.toml registers them; an installed entry point of the same name wins."""
 
 
 def load_eviction_policy(name: str) -> EvictionPolicy:
@@ -32,7 +44,8 @@ def load_scheduling_policy(name: str, class_weights: Mapping[str, float]) -> Sch
 
 
 def _build(group: str, setting: str, name: str, protocol: type, arguments: dict[str, Any]) -> Any:
-    known = {entry.name: entry for entry in entry_points(group=group)}
+    known = {name: EntryPoint(name, value, group) for name, value in _BUILT_IN[group].items()}
+    known.update((entry.name, entry) for entry in entry_points(group=group))
     if name not in known:
         names = ", ".join(sorted(known)) or "none"
         raise ConfigError(f"{setting} {name!r} is unknown; known: {names} (entry point group {group!r})")
