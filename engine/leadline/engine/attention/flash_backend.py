@@ -33,6 +33,7 @@ class FlashBackend:
     """See `AttentionBackend`. float16 or bfloat16, CUDA only, head_dim a multiple of 8 up to 256."""
 
     name = "flash_attn"
+    graph_padding = 1
 
     def __init__(self, spec: AttentionSpec) -> None:
         if spec.block_size % _BLOCK_MULTIPLE:
@@ -91,7 +92,8 @@ class FlashBackend:
         batch, spec = self._batch, self.spec
         if batch is None:
             raise RuntimeError("begin(batch) comes before forward")
-        write_kv(k, v, k_cache, v_cache, batch.slot_mapping)
+        if not batch.kv_written:
+            write_kv(k, v, k_cache, v_cache, batch.slot_mapping)
         decodes = batch.num_decodes
         parts = []
         if decodes:

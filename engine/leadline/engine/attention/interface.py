@@ -59,12 +59,17 @@ class AttentionBatch:
     context_lens_host: list[int]
     max_query_len: int
     max_context_len: int
+    kv_written: bool = False
+    """k and v of every layer are in the cache when `forward` is called: the model wrote them."""
 
 
 class AttentionBackend(Protocol):
     """One instance an engine; `begin` once a step, `forward` once a layer."""
 
     name: str
+    graph_padding: int | None
+    """Context length that padding rows of a captured decode step must have (their slot mapping is -1); None
+    if `begin` and `forward` look at the host's lists, so that a step cannot be captured."""
 
     def begin(self, batch: AttentionBatch) -> None:
         """Prepare what all layers share (masks, work lists, gathers' indices)."""
@@ -77,7 +82,7 @@ class AttentionBackend(Protocol):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
     ) -> torch.Tensor:
-        """Write k, v at the batch's slot mapping, then attend.
+        """Write k, v at the batch's slot mapping (unless they are written), then attend.
 
         q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]; caches as drawn above.
         Returns [num_tokens, num_heads, head_dim] in q's dtype.

@@ -43,6 +43,7 @@ class TritonBackend:
     """See `AttentionBackend`. float16, bfloat16 or float32; head_dim up to 256, a multiple of 8."""
 
     name = "triton"
+    graph_padding = 0
 
     def __init__(self, spec: AttentionSpec) -> None:
         import_triton("triton")
@@ -140,7 +141,8 @@ class TritonBackend:
         if batch is None:
             raise RuntimeError("begin(batch) comes before forward")
         q, k, v = _heads_packed(q), _heads_packed(k), _heads_packed(v)
-        write_kv(k, v, k_cache, v_cache, batch.slot_mapping)
+        if not batch.kv_written:
+            write_kv(k, v, k_cache, v_cache, batch.slot_mapping)
         decodes = batch.num_decodes
         if self._fresh_chunks is not None:
             fresh = self._fa3.attend(

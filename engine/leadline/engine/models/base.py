@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-__all__ = ["AttentionFn", "CausalLM"]
+__all__ = ["AttentionFn", "CausalLM", "KVWrite"]
+
+
+@dataclass(slots=True, frozen=True)
+class KVWrite:
+    """Where a model that `writes_kv` puts keys and values itself, before it calls `attend`."""
+
+    caches: list[tuple[torch.Tensor, torch.Tensor]]
+    """k and v cache of each layer, as attention/interface.py draws them"""
+    slot_mapping: torch.Tensor
+    """int64 [T]; negative: not written"""
 
 
 class AttentionFn(Protocol):
@@ -30,9 +41,20 @@ class CausalLM(Protocol):
     head_dim: int
     vocab_size: int
     dtype: torch.dtype
+    writes_kv: bool
+    """It can write keys and values into the cache itself, fused with their rotation."""
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: AttentionFn) -> torch.Tensor:
-        """input_ids, positions int64 [T] → hidden states [T, hidden] after the final norm."""
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attend: AttentionFn,
+        write: KVWrite | None = None,
+    ) -> torch.Tensor:
+        """input_ids, positions int64 [T] → hidden states [T, hidden] after the final norm.
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] → [R, vocab] in the model's dtype (gathered over ranks)."""
+        `write` is only given to a model that `writes_kv`; the batch then says `kv_written`.
+        """
+
+    def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[R, hidden] → [R, vocab] in the model's dtype (gathered over ranks); in `out` if it is given."""

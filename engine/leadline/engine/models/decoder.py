@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from leadline.engine.models.base import AttentionFn
+from leadline.engine.models.base import AttentionFn, KVWrite
 from leadline.engine.models.config import ModelConfig
 from leadline.engine.models.layers import (
     ColumnLinear,
@@ -64,12 +64,21 @@ class DecoderLayer:
         self.down = RowLinear(config.hidden_size, config.intermediate_size, place, tp, bias=config.mlp_bias)
 
     def attention(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: AttentionFn
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attend: AttentionFn,
+        write: KVWrite | None,
     ) -> torch.Tensor:
-        norms = None
+        norms = target = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = (self.q_norm.weight, self.k_norm.weight, self.eps)
-        q, k, v = self.ops.rotary_heads(self.qkv(x), cos, sin, self.num_heads, self.num_kv_heads, norms)
+        if write is not None:
+            target = (*write.caches[self.index], write.slot_mapping)
+        q, k, v = self.ops.rotary_heads(
+            self.qkv(x), cos, sin, self.num_heads, self.num_kv_heads, norms, target
+        )
         return self.o(attend(self.index, q, k, v).reshape(x.shape[0], -1))
 
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
@@ -121,8 +130,10 @@ class Decoder:
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
         self.ops = select_ops(device)
-        self.cos, self.sin = rope_tables(
-            config.rope, config.head_dim, max_positions or config.max_model_len, device
+        self.writes_kv = self.ops.writes_kv
+        positions = max_positions or config.max_model_len
+        self.cos, self.sin = (
+            table.to(dtype) for table in rope_tables(config.rope, config.head_dim, positions, device)
         )
         self.embed = VocabEmbedding(config.vocab_size, config.hidden_size, place, tp)
         self.layers = [DecoderLayer(index, config, place, tp, self.ops) for index in range(config.num_layers)]
@@ -132,23 +143,29 @@ class Decoder:
         tied = self.embed if config.tie_word_embeddings else None
         self.head = VocabHead(config.vocab_size, config.hidden_size, place, tp, tied)
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: AttentionFn) -> torch.Tensor:
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attend: AttentionFn,
+        write: KVWrite | None = None,
+    ) -> torch.Tensor:
         """input_ids, positions int64 [T] → hidden states [T, hidden] after the final norm."""
         eps, ops = self.config.rms_norm_eps, self.ops
-        cos = self.cos[positions].to(self.dtype).unsqueeze(1)
-        sin = self.sin[positions].to(self.dtype).unsqueeze(1)
+        cos = self.cos[positions].unsqueeze(1)
+        sin = self.sin[positions].unsqueeze(1)
         residual = self.embed(input_ids)
         x = ops.rms_norm(residual, self.layers[0].input_norm.weight, eps)
         for layer, norm in zip(self.layers, self.following_norms, strict=True):
-            x = layer.attention(x, cos, sin, attend)
+            x = layer.attention(x, cos, sin, attend, write)
             x, residual = ops.add_rms_norm(x, residual, layer.post_norm.weight, eps)
             x = layer.mlp(x)
             x, residual = ops.add_rms_norm(x, residual, norm.weight, eps)
         return x
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] → [R, vocab] in the model's dtype, gathered over ranks."""
-        return self.head(hidden)
+    def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[R, hidden] → [R, vocab] in the model's dtype, gathered over ranks; in `out` if it is given."""
+        return self.head(hidden, out)
 
     def slots(self) -> Slots:
         """Every checkpoint tensor this rank needs, by its Hugging Face name."""

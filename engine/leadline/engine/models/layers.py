@@ -194,9 +194,13 @@ class VocabHead:
         self.tp = tp
         self.linear = Linear(self.rows.weight)
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if out is not None and self.tp.size == 1 and self.linear.packed is None:
+            return torch.mm(hidden, self.linear.weight.t(), out=out)
         logits = self.tp.all_gather(self.linear(hidden))
-        return logits if logits.shape[-1] == self.vocab_size else logits[:, : self.vocab_size]
+        if logits.shape[-1] != self.vocab_size:
+            logits = logits[:, : self.vocab_size]
+        return logits if out is None else out.copy_(logits)
 
     def slots(self, prefix: str) -> Slots:
         return iter(()) if self.tied else self.rows.slots(prefix)

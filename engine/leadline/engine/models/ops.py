@@ -16,6 +16,7 @@ import torch.nn.functional as F
 __all__ = [
     "TORCH_OPS",
     "HeadNorms",
+    "KVTarget",
     "Ops",
     "add_rms_norm",
     "rms_norm",
@@ -26,6 +27,10 @@ __all__ = [
 
 HeadNorms = tuple[torch.Tensor, torch.Tensor, float]
 """RMSNorm of each query head and of each key head: weights [head_dim], [head_dim], and epsilon."""
+
+KVTarget = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Where a step's keys and values go: one layer's k and v cache (attention/interface.py), slot mapping int64
+[T]; a token with a negative slot is not written."""
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -54,8 +59,11 @@ def rotary_heads(
     num_heads: int,
     num_kv_heads: int,
     norms: HeadNorms | None = None,
+    target: KVTarget | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Split the merged projection into heads, norm q and k heads (Qwen3), rotate q and k.
+
+    A `target` is only given to a table that `writes_kv`; this function leaves the writing to the backend.
 
     qkv [T, (num_heads + 2 num_kv_heads) * head_dim], a row being | q heads | k heads | v heads |; cos and sin
     [T, 1, head_dim] in qkv's dtype, as models/rope.py lays them out. Returns q [T, num_heads, head_dim], k
@@ -86,11 +94,19 @@ class Ops:
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = add_rms_norm
     silu_and_mul: Callable[..., torch.Tensor] = silu_and_mul
     rotary_heads: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = rotary_heads
+    writes_kv: bool = False
+    """rotary_heads writes keys and values to its `target`, so that the attention backend need not."""
 
 
 TORCH_OPS = Ops()
 
 
 def select_ops(device: torch.device) -> Ops:
-    """The fastest table for `device`."""
-    return TORCH_OPS
+    """The fastest table for `device`: fused Triton kernels on CUDA, where Triton can be imported."""
+    if device.type != "cuda":
+        return TORCH_OPS
+    try:
+        from leadline.engine.models.triton_ops import TRITON_OPS
+    except ImportError:
+        return TORCH_OPS
+    return TRITON_OPS

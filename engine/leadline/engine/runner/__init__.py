@@ -5,6 +5,8 @@
     memory.py        how many KV blocks fit; what to say when none do
     prompt_logprobs.py  log-probabilities of prompt tokens, bounded in memory
     handle.py        a launched step and its result
+    decode_buffers.py  static buffers of a decode step, filled by one kernel from one upload
+    graphs.py        decode steps as CUDA graphs
     model_runner.py  ModelRunner: launch(plan) → handle
     build.py         device, dtype, context length and pool size of an EngineConfig; the runner itself
 

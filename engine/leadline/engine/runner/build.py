@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 
 import torch
@@ -19,6 +21,10 @@ from leadline.engine.runner.model_runner import ModelRunner, allocate_kv
 from leadline.engine.sampling_params import SamplingParams
 
 __all__ = ["build_runner", "resolve_context", "resolve_device", "resolve_dtype"]
+
+logger = logging.getLogger("leadline.engine.runner")
+
+_LEAST_GRAPH_BYTES = 1 << 20
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
@@ -94,7 +100,26 @@ def build_runner(
             )
     num_blocks, length = _size_pool(config, model, length, device)
     with out_of_memory_is_typed(config, "while allocating the KV cache"):
-        return _make_runner(config, model, num_blocks, length, device), length
+        runner = _make_runner(config, model, num_blocks, length, device)
+    if not config.enforce_eager:
+        with out_of_memory_is_typed(config, "while capturing CUDA graphs"):
+            _capture(runner)
+    return runner, length
+
+
+def _capture(runner: ModelRunner) -> None:
+    graphs = runner.make_graphs()
+    if graphs is None:
+        return
+    report = graphs.capture()
+    runner.graphs, runner.graph_report = graphs, report
+    logger.info(
+        "captured %d decode graphs (batch sizes 1 to %d) in %.1f s, %.0f MiB",
+        report.graphs,
+        graphs.sizes[-1],
+        report.seconds,
+        report.bytes / 2**20,
+    )
 
 
 def _size_pool(config: EngineConfig, model: CausalLM, length: int, device: torch.device) -> tuple[int, int]:
@@ -106,6 +131,8 @@ def _size_pool(config: EngineConfig, model: CausalLM, length: int, device: torch
     else:
         with out_of_memory_is_typed(config, "in the profile run of the largest step"):
             available = gpu_kv_bytes(config, device, lambda: _profile(config, model, length, device))
+            if not config.enforce_eager:
+                available -= _graph_bytes(config, model, length, device)
         if available < size:
             total = torch.cuda.mem_get_info(device)[1]
             need = (size - available) / total
@@ -173,6 +200,28 @@ def _profile(config: EngineConfig, model: CausalLM, length: int, device: torch.d
         plan.entered.append(NewSeq(slot, slot, [0] * count, count, sampling, slot, blocks))
         plan.rows.append(StepRow(slot, 0, count, True))
     runner.launch(plan).wait()
+
+
+def _graph_bytes(config: EngineConfig, model: CausalLM, length: int, device: torch.device) -> int:
+    """Device memory that decode graphs will take: the largest captured for real, the others as the next
+    largest."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    before = torch.cuda.mem_get_info(device)[0]
+    runner = _make_runner(config, _OneLayerView(model), 1, length, device)
+    runner.model, runner.kv_cache = model, runner.kv_cache * model.num_layers
+    graphs = runner.make_graphs()
+    need = 0
+    if graphs is not None:
+        graphs.capture(graphs.sizes[-1:])
+        need = before - torch.cuda.mem_get_info(device)[0]
+        if len(graphs.sizes) > 1:
+            more = max(graphs.capture(graphs.sizes[-2:-1]).bytes, _LEAST_GRAPH_BYTES)
+            need += more * (len(graphs.sizes) - 1)
+    del graphs, runner
+    gc.collect()
+    torch.cuda.empty_cache()
+    return max(need, 0)
 
 
 class _OneLayerView:

@@ -1,6 +1,7 @@
 """The model runner: executes step plans on one device.
 
-    launch(plan):  apply (released, entered, grown) ──▶ build inputs ──▶ compute ──▶ copy to host ──▶ handle
+    launch(plan):  apply (released, entered, grown) ─┬▶ build inputs ▶ compute ▶ sample ─┬▶ copy to host ▶ handle
+                                                     └▶ replay a graph (decode steps) ───┘
 
 `launch` never waits for the device: everything it needs is on the host already, or stays on the device
 (`SlotTables.last_token`). The KV cache is a plain list of (k, v) tensors, one pair a layer.
@@ -8,18 +9,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
 from leadline.engine.attention import AttentionBackend
 from leadline.engine.core.plan import StepPlan
-from leadline.engine.models.base import CausalLM
+from leadline.engine.models.base import CausalLM, KVWrite
 from leadline.engine.runner.handle import RunnerHandle, start_copy
 from leadline.engine.runner.inputs import InputBuilder, StepInputs
 from leadline.engine.runner.prompt_logprobs import prompt_logprobs
 from leadline.engine.runner.slots import SlotTables
 from leadline.engine.sampling import Sampler
-from leadline.engine.sampling.state import LOGPROBS
+from leadline.engine.sampling.state import LOGPROBS, RANDOM
+from leadline.engine.sampling.transfer import upload
+
+if TYPE_CHECKING:
+    from leadline.engine.runner.graphs import CaptureReport, DecodeGraphs
 
 __all__ = ["KVCache", "ModelRunner", "allocate_kv"]
 
@@ -64,43 +71,93 @@ class ModelRunner:
         self.tables = SlotTables(max_slots, -(-max_model_len // block_size), device)
         self.sampler = Sampler(max_slots, model.vocab_size, device)
         self.inputs = InputBuilder(self.tables, block_size)
+        self.max_model_len = max_model_len
+        self.graphs: DecodeGraphs | None = None
+        """Captured decode steps; None runs every step eagerly."""
+        self.graph_report: CaptureReport | None = None
+
+    def make_graphs(self) -> DecodeGraphs | None:
+        """Graphs of this runner's decode steps, none captured yet; None where steps cannot be captured."""
+        if self.device.type != "cuda" or self.backend.graph_padding is None:
+            return None
+        try:
+            from leadline.engine.runner.graphs import DecodeGraphs
+        except ImportError:  # no Triton
+            return None
+        return DecodeGraphs(
+            self.model,
+            self.backend,
+            self.kv_cache,
+            self.tables,
+            self.sampler,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+        )
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunnerHandle:
         """Start the step. Raises torch's OutOfMemoryError if activations do not fit."""
         self.sampler.release(plan.released)
         self.sampler.enter(plan.entered)
+        handle = RunnerHandle(plan.step_id, None, None)
+        if self.graphs is not None and self.graphs.fits(plan):
+            self._launch_graph(self.graphs, plan, handle)
+        else:
+            self._launch_eager(plan, handle)
+        if self.device.type == "cuda":
+            handle.event = torch.cuda.Event()
+            handle.event.record()
+        return handle
+
+    def _launch_graph(self, graphs: DecodeGraphs, plan: StepPlan, handle: RunnerHandle) -> None:
+        self.tables.apply(plan, grow_device=False)
+        step = graphs.replay(plan)
+        slots = step.rows.slots
+        if plan.masks or bool(np.any(self.sampler.state.flags[slots] & ~np.uint8(RANDOM))):
+            where = upload(np.stack((slots, step.rows.starts + 1)), self.device)
+            self._sample(plan, handle, step.logits, slots, where[0], where[1])
+        else:
+            handle.tokens = start_copy(step.tokens)
+
+    def _launch_eager(self, plan: StepPlan, handle: RunnerHandle) -> None:
         self.tables.apply(plan)
         inputs = self.inputs.build(plan)
         hidden, logits = self.compute(inputs)
-
-        handle = RunnerHandle(plan.step_id, None, None)
         if logits is not None:
-            tokens, logprobs = self.sampler.sample(
+            self._sample(
+                plan,
+                handle,
                 logits,
                 inputs.host_sample_slots,
                 inputs.sample_slots,
                 inputs.sample_positions,
-                plan.masks,
             )
-            self.tables.last_token.index_copy_(0, inputs.sample_slots, tokens)
-            handle.tokens = start_copy(tokens)
-            if logprobs is not None:
-                state, slots = self.sampler.state, inputs.host_sample_slots
-                rows = np.flatnonzero(state.flags[slots] & LOGPROBS)
-                handle.logprobs = logprobs.to_host()
-                handle.logprob_rows = rows.tolist()
-                handle.logprob_counts = state.num_logprobs[slots[rows]].tolist()
         handle.prompt_slots = [row.slot for row in plan.rows if row.prompt_logprobs]
         if handle.prompt_slots:
             top = self.sampler.state.num_prompt_logprobs
             handle.prompt_parts = prompt_logprobs(
                 plan, inputs, hidden, self.model, self.tables, top, _PROMPT_LOGPROB_ROWS
             )
-        if self.device.type == "cuda":
-            handle.event = torch.cuda.Event()
-            handle.event.record()
-        return handle
+
+    def _sample(
+        self,
+        plan: StepPlan,
+        handle: RunnerHandle,
+        logits: torch.Tensor,
+        slots: np.ndarray,
+        device_slots: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> None:
+        """Sample eagerly; leave the tokens in `last_token` and, on their way to the host, in the handle."""
+        tokens, logprobs = self.sampler.sample(logits, slots, device_slots, positions, plan.masks)
+        self.tables.last_token.index_copy_(0, device_slots, tokens)
+        handle.tokens = start_copy(tokens)
+        if logprobs is not None:
+            state = self.sampler.state
+            rows = np.flatnonzero(state.flags[slots] & LOGPROBS)
+            handle.logprobs = logprobs.to_host()
+            handle.logprob_rows = rows.tolist()
+            handle.logprob_counts = state.num_logprobs[slots[rows]].tolist()
 
     def compute(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Tensors in, tensors out: hidden states [T, hidden] and the logits [S, vocab] of the rows that
@@ -108,9 +165,12 @@ class ModelRunner:
 
         Reads `last_token`, writes the KV cache; looks at no host data but the shapes in `inputs`.
         """
-        ids = self.input_ids(inputs)
+        ids, write = self.input_ids(inputs), None
+        if self.model.writes_kv:
+            inputs.batch.kv_written = True
+            write = KVWrite(self.kv_cache, inputs.batch.slot_mapping)
         self.backend.begin(inputs.batch)
-        hidden = self.model.forward(ids, inputs.positions, self.attend)
+        hidden = self.model.forward(ids, inputs.positions, self.attend, write)
         if not len(inputs.sample_slots):
             return hidden, None
         rows = hidden if inputs.sample_tokens is None else hidden.index_select(0, inputs.sample_tokens)

@@ -38,8 +38,11 @@ class SlotTables:
         else:
             self.device_tables = torch.zeros((max_slots, max_blocks), dtype=torch.int32, device=device)
 
-    def apply(self, plan: StepPlan) -> None:
-        """Sequences that enter, then blocks appended. One small upload each on a GPU."""
+    def apply(self, plan: StepPlan, *, grow_device: bool = True) -> None:
+        """Sequences that enter, then blocks appended. One small upload each on a GPU.
+
+        grow_device: False if the caller brings the blocks appended to the device's table in another way.
+        """
         if plan.entered:
             for seq in plan.entered:
                 self._enter(seq)
@@ -50,6 +53,8 @@ class SlotTables:
                 self.device_tables[:, :width].index_copy_(0, upload(slots, self.device), rows)
         if plan.grown:
             self._grow(plan.grown)
+            if grow_device:
+                self.grow_device(plan.grown)
 
     def _enter(self, seq: NewSeq) -> None:
         slot, count = seq.slot, len(seq.block_ids)
@@ -60,13 +65,18 @@ class SlotTables:
         self.prompt_len[slot] = seq.prompt_len
 
     def _grow(self, grown: list[tuple[int, list[int]]]) -> None:
-        triples: list[tuple[int, int, int]] = []
         for slot, blocks in grown:
             first = int(self.num_blocks[slot])
-            triples.extend((slot, first + i, block) for i, block in enumerate(blocks))
+            self.block_tables[slot, first : first + len(blocks)] = blocks
             self.num_blocks[slot] = first + len(blocks)
-        slots, columns, blocks_added = np.array(triples, dtype=np.int64).T
-        self.block_tables[slots, columns] = blocks_added
-        if self.device.type != "cpu":
-            packed = upload(np.stack([slots, columns, blocks_added]), self.device)
-            self.device_tables[packed[0], packed[1]] = packed[2].to(torch.int32)
+
+    def grow_device(self, grown: list[tuple[int, list[int]]]) -> None:
+        """Bring blocks that the host's table ends with to the device's."""
+        if self.device.type == "cpu":
+            return
+        triples: list[tuple[int, int, int]] = []
+        for slot, blocks in grown:
+            first = int(self.num_blocks[slot]) - len(blocks)
+            triples.extend((slot, first + i, block) for i, block in enumerate(blocks))
+        packed = upload(np.array(triples, dtype=np.int64).T, self.device)
+        self.device_tables[packed[0], packed[1]] = packed[2].to(torch.int32)

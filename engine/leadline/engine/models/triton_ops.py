@@ -1,0 +1,217 @@
+"""The decoder's element-wise operations as fused Triton kernels: what `models.ops.select_ops` gives CUDA.
+
+Each kernel reads its inputs once and writes its outputs once, in place where the caller allows it, and
+rounds to the model's dtype once, after float32 arithmetic:
+
+    add_rms_norm    residual += x;  x = norm(residual) * weight      one program a row
+    silu_and_mul    silu(gate) * up                                  one program a row and COLUMNS columns
+    rotary_heads    norm and rotate q and k heads, in place; given a cache, write k and v into it
+
+A row of the merged projection, as rotary_heads sees it; HEADS of its heads are one program's tile:
+
+    | q heads ............ | k heads ... | v heads ... |      head = | first half | second half |
+      norm, rotate           norm, rotate  as it is            out1 = x1 c - x2 s, out2 = x2 c + x1 s
+      back in place          in place,     into the cache
+                             and into the cache
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from leadline.engine.models.ops import HeadNorms, KVTarget, Ops
+
+__all__ = ["TRITON_OPS", "add_rms_norm", "rms_norm", "rotary_heads", "silu_and_mul"]
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x, residual, weight, out, eps, WIDTH: tl.constexpr, TILE: tl.constexpr, ADD: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, TILE)
+    mask = columns < WIDTH
+    at = row * WIDTH + columns
+    scale = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    value = tl.load(x + at, mask=mask, other=0.0)
+    if ADD:
+        total = value.to(tl.float32) + tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+        value = total.to(residual.dtype.element_ty)
+        tl.store(residual + at, value, mask=mask)
+    wide = value.to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
+    tl.store(out + at, (wide * inverse * scale).to(out.dtype.element_ty), mask=mask)
+
+
+def _norm_warps(width: int) -> int:
+    return 4 if width <= 2048 else 8
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See `models.ops.rms_norm`; x [T, hidden], contiguous."""
+    out = torch.empty_like(x)
+    width = x.shape[-1]
+    if x.shape[0]:
+        _rms_norm_kernel[(x.shape[0],)](
+            x, x, weight, out, eps, width, triton.next_power_of_2(width), False, num_warps=_norm_warps(width)
+        )
+    return out
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `models.ops.add_rms_norm`. Both arguments, contiguous, are overwritten by the results."""
+    width = x.shape[-1]
+    if x.shape[0]:
+        _rms_norm_kernel[(x.shape[0],)](
+            x,
+            residual,
+            weight,
+            x,
+            eps,
+            width,
+            triton.next_power_of_2(width),
+            True,
+            num_warps=_norm_warps(width),
+        )
+    return x, residual
+
+
+@triton.jit
+def _silu_and_mul_kernel(gate_up, out, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = columns < WIDTH
+    gate = tl.load(gate_up + row * 2 * WIDTH + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + columns, mask=mask, other=0.0).to(tl.float32)
+    result = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * WIDTH + columns, result.to(out.dtype.element_ty), mask=mask)
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """See `models.ops.silu_and_mul`; contiguous."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty((rows, width))
+    columns = 1024
+    if rows:
+        _silu_and_mul_kernel[(rows, triton.cdiv(width, columns))](gate_up, out, width, columns, num_warps=4)
+    return out
+
+
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
+def _rotary_kernel(
+    qkv,
+    cos,
+    sin,
+    q_weight,
+    k_weight,
+    eps,
+    k_cache,
+    v_cache,
+    slot_mapping,
+    page_stride,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF_TILE: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NORM: tl.constexpr,
+    WRITE: tl.constexpr,
+):
+    """qkv [T, (Q_HEADS + 2 KV_HEADS) * DIM] contiguous; cos and sin [T, DIM], sin's first half negated.
+
+    WRITE: slot_mapping int64 [T], a token with a negative slot is not written; caches [pages, BLOCK_SIZE,
+    KV_HEADS, DIM] with page_stride elements a page.
+    """
+    HALF: tl.constexpr = DIM // 2
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    pairs = tl.arange(0, HALF_TILE)
+    pair_ok = pairs < HALF
+    rotated = heads < Q_HEADS + KV_HEADS
+    mask = (heads < Q_HEADS + 2 * KV_HEADS)[:, None] & pair_ok[None, :]
+    at = token * ((Q_HEADS + 2 * KV_HEADS) * DIM) + heads[:, None] * DIM + pairs[None, :]
+    first = tl.load(qkv + at, mask=mask, other=0.0)
+    second = tl.load(qkv + at + HALF, mask=mask, other=0.0)
+    x1 = first.to(tl.float32)
+    x2 = second.to(tl.float32)
+    if NORM:
+        inverse = tl.rsqrt(tl.sum(x1 * x1 + x2 * x2, axis=1) / DIM + eps)
+        is_q = (heads < Q_HEADS)[:, None]
+        q1 = tl.load(q_weight + pairs, mask=pair_ok, other=0.0).to(tl.float32)
+        q2 = tl.load(q_weight + HALF + pairs, mask=pair_ok, other=0.0).to(tl.float32)
+        k1 = tl.load(k_weight + pairs, mask=pair_ok, other=0.0).to(tl.float32)
+        k2 = tl.load(k_weight + HALF + pairs, mask=pair_ok, other=0.0).to(tl.float32)
+        x1 = x1 * inverse[:, None] * tl.where(is_q, q1[None, :], k1[None, :])
+        x2 = x2 * inverse[:, None] * tl.where(is_q, q2[None, :], k2[None, :])
+    c1 = tl.load(cos + token * DIM + pairs, mask=pair_ok, other=0.0).to(tl.float32)[None, :]
+    c2 = tl.load(cos + token * DIM + HALF + pairs, mask=pair_ok, other=0.0).to(tl.float32)[None, :]
+    s1 = tl.load(sin + token * DIM + pairs, mask=pair_ok, other=0.0).to(tl.float32)[None, :]
+    s2 = tl.load(sin + token * DIM + HALF + pairs, mask=pair_ok, other=0.0).to(tl.float32)[None, :]
+    kind = qkv.dtype.element_ty
+    y1 = (x1 * c1 + x2 * s1).to(kind)
+    y2 = (x2 * c2 + x1 * s2).to(kind)
+    changed = mask & rotated[:, None]
+    tl.store(qkv + at, y1, mask=changed)
+    tl.store(qkv + at + HALF, y2, mask=changed)
+    if WRITE:
+        slot = tl.load(slot_mapping + token)
+        if slot >= 0:
+            page = (slot // BLOCK_SIZE) * page_stride + (slot % BLOCK_SIZE) * (KV_HEADS * DIM)
+            k_head = heads - Q_HEADS
+            k_at = page + k_head[:, None] * DIM + pairs[None, :]
+            k_mask = changed & (k_head >= 0)[:, None]
+            tl.store(k_cache + k_at, y1, mask=k_mask)
+            tl.store(k_cache + k_at + HALF, y2, mask=k_mask)
+            v_at = k_at - KV_HEADS * DIM
+            v_mask = mask & (k_head >= KV_HEADS)[:, None]
+            tl.store(v_cache + v_at, first, mask=v_mask)
+            tl.store(v_cache + v_at + HALF, second, mask=v_mask)
+
+
+def rotary_heads(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    norms: HeadNorms | None = None,
+    target: KVTarget | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `models.ops.rotary_heads`. qkv, contiguous, is overwritten: the results are views of it."""
+    tokens, dim, total = qkv.shape[0], cos.shape[-1], num_heads + 2 * num_kv_heads
+    heads = qkv.view(tokens, total, dim)
+    q_weight, k_weight, eps = norms if norms is not None else (qkv, qkv, 0.0)
+    k_cache, v_cache, slots = target if target is not None else (qkv, qkv, qkv)
+    a_program = 4 if tokens < 128 else 8
+    if tokens:
+        _rotary_kernel[(tokens, triton.cdiv(total, a_program))](
+            qkv,
+            cos,
+            sin,
+            q_weight,
+            k_weight,
+            eps,
+            k_cache,
+            v_cache,
+            slots,
+            k_cache.stride(0),
+            Q_HEADS=num_heads,
+            KV_HEADS=num_kv_heads,
+            DIM=dim,
+            HALF_TILE=triton.next_power_of_2(dim // 2),
+            HEADS=a_program,
+            BLOCK_SIZE=k_cache.shape[1],
+            NORM=norms is not None,
+            WRITE=target is not None,
+            num_warps=4,
+        )
+    split = num_heads + num_kv_heads
+    return heads[:, :num_heads], heads[:, num_heads:split], heads[:, split:]
+
+
+TRITON_OPS = Ops(rms_norm, add_rms_norm, silu_and_mul, rotary_heads, writes_kv=True)

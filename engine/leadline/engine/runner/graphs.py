@@ -1,0 +1,195 @@
+"""Decode steps as CUDA graphs: captured once for a ladder of batch sizes, replayed at the next size up.
+
+    host     one pinned upload, one graph launch
+    device   fill buffers ─▶ embedding ─▶ layers ─▶ logits ─▶ draw tokens, write last_token
+
+A graph is fit for a plan whose rows all have one query token and all sample. Greedy rows and rows with a
+temperature get their token inside the graph; where a row needs more (penalties, truncation, bias, masks,
+log-probabilities) the graph's logits go on to the eager sampler, whose tokens overwrite the graph's.
+
+All graphs share one memory pool and the static buffers: they run one after the other on one stream, and
+what a graph leaves in them is read before the next one starts.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from leadline.engine.attention import AttentionBackend
+from leadline.engine.core.plan import StepPlan
+from leadline.engine.models.base import CausalLM, KVWrite
+from leadline.engine.runner.decode_buffers import DecodeBuffers, DecodeRows
+from leadline.engine.runner.slots import SlotTables
+from leadline.engine.sampling import Sampler
+from leadline.engine.sampling.state import RANDOM
+from leadline.engine.sampling.triton_draw import Drawer
+
+__all__ = ["CaptureReport", "DecodeGraphs", "GraphStep", "graph_sizes"]
+
+logger = logging.getLogger("leadline.engine.runner")
+
+
+def graph_sizes(max_rows: int) -> list[int]:
+    """Batch sizes to capture, ascending: 1, 2, 4, by 8 to 64, by 16 to 256, by 64 above, and max_rows.
+
+    Padding then never adds more than a quarter to a step of more than 12 rows.
+    """
+    ladder = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows, 64)]
+    return [size for size in ladder if size < max_rows] + [max_rows]
+
+
+@dataclass(slots=True, frozen=True)
+class CaptureReport:
+    """What capturing cost."""
+
+    graphs: int
+    seconds: float
+    bytes: int
+    """Device memory: graphs, their shared pool and the static buffers."""
+
+
+@dataclass(slots=True)
+class GraphStep:
+    """A replayed step. `logits` [R, V] and `tokens` int64 [R] are overwritten by the next replay."""
+
+    rows: DecodeRows
+    logits: torch.Tensor
+    tokens: torch.Tensor
+
+
+class DecodeGraphs:
+    """Graphs of one runner. Nothing is captured before `capture`."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        backend: AttentionBackend,
+        kv_cache: list[tuple[torch.Tensor, torch.Tensor]],
+        tables: SlotTables,
+        sampler: Sampler,
+        *,
+        block_size: int,
+        max_model_len: int,
+    ) -> None:
+        """Raises ValueError for a backend that cannot be captured."""
+        if backend.graph_padding is None:
+            raise ValueError(f"attention backend {backend.name!r} cannot be captured in a CUDA graph")
+        max_rows = len(tables.known)
+        self.model, self.backend, self.kv_cache = model, backend, kv_cache
+        self.tables, self.sampler = tables, sampler
+        self.block_size, self.max_model_len = block_size, max_model_len
+        self.sizes = graph_sizes(max_rows)
+        device = tables.device
+        self.buffers = DecodeBuffers(tables, max_rows, block_size, backend.graph_padding)
+        self.logits = torch.empty((max_rows, model.vocab_size), dtype=model.dtype, device=device)
+        self.drawer = Drawer(max_rows, model.vocab_size, device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        # One stream for all captures: cuBLAS keeps a workspace for every stream it has seen.
+        self._stream = torch.cuda.Stream()
+
+    # -- capture ---------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def capture(self, sizes: list[int] | None = None) -> CaptureReport:
+        """Capture `sizes` (default: all), the largest first, so that the pool is big enough at once.
+
+        Steps of padding rows are run meanwhile: tables, cache and last tokens stay as they are.
+        """
+        began, free = time.perf_counter(), torch.cuda.mem_get_info()[0]
+        wanted = sorted(sizes or self.sizes, reverse=True)
+        for size in wanted:
+            self._capture(size)
+        torch.cuda.synchronize()
+        used = free - torch.cuda.mem_get_info()[0]
+        return CaptureReport(len(wanted), time.perf_counter() - began, used)
+
+    def _capture(self, size: int) -> None:
+        self.buffers.send(None, size)
+        stream = self._stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            # Kernels are compiled, loaded and chosen by a plain run; none of that may happen in a capture.
+            self._step(size)
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            self._step(size)
+            graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graphs[size] = graph
+
+    def _step(self, size: int) -> None:
+        """What a graph holds. Allocates nothing that outlives it."""
+        buffers, model = self.buffers, self.model
+        buffers.fill(size)
+        written = model.writes_kv
+        batch = buffers.batch(size, self.max_model_len, written)
+        self.backend.begin(batch)
+        hidden = model.forward(
+            buffers.ids[:size],
+            buffers.positions[:size],
+            self._attend,
+            KVWrite(self.kv_cache, batch.slot_mapping) if written else None,
+        )
+        logits = model.compute_logits(hidden, self.logits[:size])
+        state = self.sampler.state
+        self.drawer(
+            logits,
+            buffers.slots,
+            buffers.next_positions,
+            buffers.random,
+            state.temperature,
+            state.seed,
+            buffers.tokens,
+            self.tables.last_token,
+        )
+
+    def _attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return self.backend.forward(q, k, v, *self.kv_cache[layer])
+
+    # -- replay ----------------------------------------------------------------------------------------------
+
+    def fits(self, plan: StepPlan) -> bool:
+        """Whether every row has one query token and samples."""
+        rows = plan.rows
+        return (
+            bool(rows) and rows[-1].count == 1 and all(row.sample and not row.prompt_logprobs for row in rows)
+        )
+
+    def replay(self, plan: StepPlan) -> GraphStep:
+        """Run a plan that `fits`. The host tables have applied it, the device's have not grown yet: a block
+        that a row of this step is the first to use goes up with the row."""
+        rows = self._read(plan)
+        if plan.grown and not self._grows_by_itself(plan, rows):
+            self.tables.grow_device(plan.grown)
+        count = len(rows.slots)
+        size = self.sizes[bisect.bisect_left(self.sizes, count)]
+        self.buffers.send(rows, size)
+        self._graphs[size].replay()
+        return GraphStep(rows, self.logits[:count], self.buffers.tokens[:count])
+
+    def _read(self, plan: StepPlan) -> DecodeRows:
+        tables, count = self.tables, len(plan.rows)
+        slots = np.fromiter([row.slot for row in plan.rows], np.int64, count)
+        starts = np.fromiter([row.start for row in plan.rows], np.int64, count)
+        ids = np.full(count, -1, dtype=np.int64)
+        for row in np.flatnonzero(starts < tables.known[slots]):
+            ids[row] = tables.tokens[slots[row]][starts[row]]
+        blocks = tables.block_tables[slots, starts // self.block_size]
+        return DecodeRows(slots, starts, ids, self.sampler.state.flags[slots] & RANDOM, blocks)
+
+    def _grows_by_itself(self, plan: StepPlan, rows: DecodeRows) -> bool:
+        """Whether each block appended is the one that its slot's row in this step writes to."""
+        if any(len(blocks) != 1 for _, blocks in plan.grown):
+            return False
+        columns = np.full(len(self.tables.known), -1, dtype=np.int64)
+        columns[rows.slots] = rows.starts // self.block_size
+        grown = np.array([slot for slot, _ in plan.grown])
+        return bool((columns[grown] == self.tables.num_blocks[grown] - 1).all())
