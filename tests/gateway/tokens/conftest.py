@@ -1,4 +1,4 @@
-"""Tokenizers of the families that models use, as folders: SmolLM2's own, and others built from its vocabulary."""
+"""Tokenizers of the families that models use: SmolLM2's own, and others built from its vocabulary."""
 
 from __future__ import annotations
 

@@ -80,9 +80,7 @@ def test_parts_tokenize_as_the_whole(any_tokenizer, text, chunk):
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=texts, more=texts, chunk=st.sampled_from([5, 4096]))
-def test_the_beginning_of_a_longer_text_is_cut_as_the_shorter_one_was(
-    tokenizers_by_family, text, more, chunk
-):
+def test_a_longer_text_is_cut_as_the_shorter_one_it_begins_with(tokenizers_by_family, text, more, chunk):
     segmenter = segmenter_of(tokenizers_by_family["qwen"], chunk)
     before = segmenter.cut(text + "<|im_end|>")[:-1]
     after = segmenter.cut(text + "<|im_end|>" + more)
@@ -123,7 +121,7 @@ class Contrary(Tokenizer):
     """A tokenizer whose parts do not add up: it counts texts."""
 
     def encode_batch(self, texts):
-        return [[*super().encode_batch([text])[0], 7] for text in texts]
+        return [[*ids, 7] for ids in super().encode_batch(texts)]
 
 
 def test_a_tokenizer_that_does_not_agree_with_its_cuts_is_never_cut(smollm_folder):

@@ -1,10 +1,11 @@
-"""Prompts come out of TokenService as the engine's own code makes them, however much of them was remembered."""
+"""Prompts come out of TokenService as the engine's own code makes them, however much was remembered."""
 
 from __future__ import annotations
 
 import asyncio
 from array import array
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -39,8 +40,6 @@ def service(tokenizer):
 
 def chat(*contents: str, **fields) -> ChatCompletionRequest:
     messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
-    import msgspec
-
     return decode_body(msgspec.json.encode({"messages": messages, **fields}), ChatCompletionRequest)
 
 
@@ -183,8 +182,8 @@ async def test_many_requests_for_one_new_text_tokenize_it_once(service):
 async def test_a_client_that_leaves_does_not_take_the_work_from_others(service):
     request = chat(LONG)
     leaver = asyncio.create_task(service.prompts(request, IDENTITY))
-    while not service._encoding:
-        await asyncio.sleep(0)
+    await asyncio.sleep(0)  # it runs up to where it waits for a thread
+    assert service._encoding
     stayer = asyncio.create_task(service.prompts(request, IDENTITY))
     await asyncio.sleep(0)
     leaver.cancel()
