@@ -113,6 +113,10 @@ class AsyncEngine:
         self.served_name = config.served_name or ""
         self.prefix_chain: PrefixChain | None = None
         self.max_model_len = 0
+        self.tokenizer: Tokenizer
+        self.renderer: ChatRenderer
+        self.model_config: ModelConfig
+        self.builder: RequestBuilder
         self._client: CoreClient
         self._processor: OutputProcessor
         self._on_progress: ProgressFn | None = None

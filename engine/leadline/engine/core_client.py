@@ -170,7 +170,8 @@ class CoreClient:
         self._fail_waiters(error)
 
     def _fail_waiters(self, error: LeadlineError) -> None:
-        for future in (self.ready, self.resolved, *self._calls.values()):
+        waiting: list[asyncio.Future[Any]] = [self.ready, self.resolved, *self._calls.values()]
+        for future in waiting:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # nobody may be waiting: no "never retrieved" warning

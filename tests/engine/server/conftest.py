@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live_server import LiveServer, serving
+from live_server import WARM_PROMPT, LiveServer, serving
 
 from leadline.engine.hub import resolve_model
 
@@ -47,11 +47,14 @@ def narrow_server(strict_model: Path) -> Iterator[LiveServer]:
     name."""
     keys = strict_model.parent / "keys"
     keys.write_text("key-one\nkey-two\n")
+    warm = strict_model.parent / "warm"
+    warm.write_text(WARM_PROMPT + "\n")
     with serving(
         str(strict_model),
         "--served-name=strict",
         "--max-concurrent-requests=1",
         "--max-queued-requests=1",
         f"--api-key-file={keys}",
+        f"--warmup-file={warm}",
     ) as live:
         yield live

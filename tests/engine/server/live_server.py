@@ -20,6 +20,10 @@ import psutil
 
 BLOCK = 16
 CONTEXT = 512
+WARM_PROMPT = (
+    "You are the assistant of a railway company and answer questions about trains, tickets and stations."
+)
+"""In the prefix cache of `narrow_server` before it takes requests."""
 BASE_OPTIONS = [
     "--port=0",
     f"--block-size={BLOCK}",

@@ -31,6 +31,7 @@ from leadline.engine.server.generation import (
     UsageCounter,
     created_now,
     finish_of,
+    finish_reason,
     guarded,
     new_id,
     streaming_response,
@@ -42,6 +43,7 @@ from leadline.engine.server.params import chat_sampling, extras
 from leadline.engine.server.prompts import check_model, prompts_of
 from leadline.engine.server.state import ServerState
 from leadline.protocol.openai.chat import ChatCompletionRequest, FunctionCall, ToolCall
+from leadline.protocol.openai.common import FinishReason
 from leadline.protocol.openai.responses import (
     ChatChoice,
     ChatChunkChoice,
@@ -234,8 +236,7 @@ class _Answer:
         return chat_logprobs(entries, self._body.top_logprobs or 0, self._engine.tokenizer)
 
 
-def _finish(choice: _Choice, last: OutputDelta) -> str:
+def _finish(choice: _Choice, last: OutputDelta) -> FinishReason:
     """A choice that made calls ended for them, unless it was cut short."""
-    if choice.calls and last.finish_reason == "stop":
-        return "tool_calls"
-    return last.finish_reason or "stop"
+    reason = finish_reason(last)
+    return "tool_calls" if choice.calls and reason == "stop" else reason

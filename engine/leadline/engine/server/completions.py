@@ -22,6 +22,7 @@ from leadline.engine.server.generation import (
     UsageCounter,
     created_now,
     finish_of,
+    finish_reason,
     guarded,
     merge,
     new_id,
@@ -201,7 +202,7 @@ class _Answer:
             index=index,
             text=choice.echo_text + ("" if self._score_only else "".join(choice.texts)),
             logprobs=_concatenated(columns) if choice.logprobs is not None else None,
-            finish_reason="length" if self._score_only else choice.last.finish_reason,
+            finish_reason="length" if self._score_only else finish_reason(choice.last),
         )
         self._extend(result, prompt, choice.token_ids, choice.last)
         return result
@@ -220,11 +221,14 @@ class _Answer:
         wants_ids = bool(self._body.return_token_ids) and delta.token_ids
         if not (text or first or columns or wants_ids or delta.finish_reason):
             return None
+        finish = None
+        if delta.finish_reason is not None:
+            finish = "length" if self._score_only else finish_reason(delta)
         chunk = CompletionChoice(
             index=prompt * self._n + delta.index,
             text=text,
             logprobs=_concatenated(columns) if columns else None,
-            finish_reason="length" if self._score_only and delta.finish_reason else delta.finish_reason,
+            finish_reason=finish,
         )
         self._extend(chunk, prompt, delta.token_ids, delta)
         return chunk

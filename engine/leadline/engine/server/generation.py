@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Literal
 
 from fastapi import Request
 from starlette.responses import Response
@@ -19,7 +20,16 @@ from leadline.engine.server.http import ApiError, EventStream, api_error, sse, u
 from leadline.engine.server.metrics import RequestTimer, outcome_of
 from leadline.protocol.openai.common import PromptTokensDetails, Usage
 
-__all__ = ["UsageCounter", "created_now", "finish_of", "guarded", "merge", "new_id", "streaming_response"]
+__all__ = [
+    "UsageCounter",
+    "created_now",
+    "finish_of",
+    "finish_reason",
+    "guarded",
+    "merge",
+    "new_id",
+    "streaming_response",
+]
 
 logger = logging.getLogger("leadline.engine.server")
 
@@ -63,6 +73,12 @@ def finish_of(last: list[OutputDelta | None]) -> str:
     return (
         "length" if any(delta is not None and delta.finish_reason == "length" for delta in last) else "stop"
     )
+
+
+def finish_reason(delta: OutputDelta) -> Literal["stop", "length"]:
+    """Of a delta that ends its choice. The core's other reasons never get here: they are raised as
+    exceptions."""
+    return "length" if delta.finish_reason == "length" else "stop"
 
 
 async def merge(

@@ -27,7 +27,8 @@ from leadline.engine.server.http import ClientGone
 
 __all__ = ["Metrics", "RequestTimer", "outcome_of"]
 
-disable_created_metrics()  # a timestamp beside every series, which nobody reads
+# A timestamp beside every series, which nobody reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 30, 60, 120)
 _TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2)

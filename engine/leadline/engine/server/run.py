@@ -15,6 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -96,7 +97,7 @@ class _Process:
                 await state.engine.stop()
 
     async def _live(self, state: ServerState, http: asyncio.Task[None], address: str) -> int:
-        stop = asyncio.create_task(self._stop.wait())
+        stop: asyncio.Future[Any] = asyncio.create_task(self._stop.wait())
         starting = asyncio.create_task(self._start_engine(state))
         await asyncio.wait({starting, stop, http}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -111,6 +112,7 @@ class _Process:
             raise
         gc.collect()
         gc.freeze()
+        gc.set_threshold(20_000, 50, 100)  # thousands of live streams are not garbage: look at them rarely
         print(f"Leadline serving {engine.served_name} at {address}", flush=True)
         await asyncio.wait({engine.dead, stop, http}, return_when=asyncio.FIRST_COMPLETED)
         if engine.dead.done():
@@ -119,7 +121,7 @@ class _Process:
             raise EngineDead(state.detail)
         if not self._stop.is_set():
             return 1
-        return await self._drain(state, engine, stop)
+        return await self._drain(state, engine)
 
     async def _start_engine(self, state: ServerState) -> AsyncEngine:
         began = time.monotonic()
@@ -140,7 +142,7 @@ class _Process:
         logger.info("ready after %.1f s", time.monotonic() - began)
         return engine
 
-    async def _drain(self, state: ServerState, engine: AsyncEngine, stop: asyncio.Task[bool]) -> int:
+    async def _drain(self, state: ServerState, engine: AsyncEngine) -> int:
         state.phase, state.detail = Phase.DRAINING, "the server is shutting down"
         if self._publisher is not None:
             self._publisher.poke()
@@ -152,7 +154,8 @@ class _Process:
             self._settings.drain_timeout,
         )
         draining = asyncio.create_task(engine.drain(self._settings.drain_timeout))
-        await asyncio.wait({draining, again, engine.dead}, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {draining, again, engine.dead}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
         if not draining.done():
             draining.cancel()
