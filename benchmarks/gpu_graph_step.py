@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_first_light import SHAPES, write_model
+from gpu_models import SHAPES, write_model
 from gpu_results import result_line
 from leadline.engine import LLM, SamplingParams
 from leadline.engine.core.plan import NewSeq, StepPlan, StepRow
@@ -109,6 +109,7 @@ def main() -> None:
                 block_size=int(block_size),
                 max_model_len=4096,
                 num_kv_blocks=256 * 1100 // int(block_size),
+                enforce_eager=True,
             )
             for rows, context in ((1, 512), (32, 512), (256, 512), (256, 1024)):
                 graph = capture(llm, rows, context)

@@ -1,6 +1,7 @@
-"""GPU tests share the case generators that live beside the CPU tests."""
+"""GPU tests share the case generators of the CPU tests and the model folders of the benchmarks."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine" / "attention"))
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "engine" / "attention"), str(ROOT / "benchmarks")]

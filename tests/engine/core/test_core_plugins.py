@@ -15,8 +15,8 @@ from leadline.engine.core import (
     SchedulerConfig,
     WeightedPolicy,
     build_scheduler,
+    plugins,
 )
-from leadline.engine.core import plugins
 from leadline.engine.core.plugins import load_eviction_policy, load_scheduling_policy
 from leadline.engine.errors import ConfigError
 

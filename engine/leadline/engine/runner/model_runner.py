@@ -1,7 +1,7 @@
 """The model runner: executes step plans on one device.
 
-    launch(plan):  apply (released, entered, grown) ─┬▶ build inputs ▶ compute ▶ sample ─┬▶ copy to host ▶ handle
-                                                     └▶ replay a graph (decode steps) ───┘
+    launch(plan):  apply (released, entered, grown) ┬▶ build inputs ▶ compute ▶ sample ┬▶ copy to host ▶ handle
+                                                    └▶ replay a graph (decode steps) ──┘
 
 `launch` never waits for the device: everything it needs is on the host already, or stays on the device
 (`SlotTables.last_token`). The KV cache is a plain list of (k, v) tensors, one pair a layer.

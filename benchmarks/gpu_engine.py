@@ -1,16 +1,18 @@
-"""First light on a GPU: the whole engine with random weights, on every attention backend.
+"""The whole engine on one GPU with random weights: agreement of the attention backends, and the workloads
+of docs/benchmarks.md, eager and with CUDA graphs in one run.
 
-    PYTHONPATH=protocol:engine python3 benchmarks/gpu_first_light.py --json results.jsonl
-    PYTHONPATH=protocol:engine python3 benchmarks/gpu_first_light.py --shape tiny --workloads A --requests 8
-    --backends torch:64
+    PYTHONPATH=protocol:engine python3 benchmarks/gpu_engine.py --backends triton:64 --json results.jsonl
+    PYTHONPATH=protocol:engine python3 benchmarks/gpu_engine.py --shape tiny --workloads A --requests 8
+    --backends torch:64 --modes eager
+
+A backend is NAME:BLOCK_SIZE. A mode is `eager` or `graph`.
 
 1. Agreement: the same greedy requests on each backend; wherever two runs have the same history, the
    log-probability they report for the same token must agree within WORST_NATS, and they may part only
    where the two best tokens are that close (a tie in bfloat16). The first backend named is the reference.
 2. Workload A: 256 requests, prompts and outputs of U(100, 1024) tokens, all at once, temperature 0.6
    (142,827 prompt and 133,966 output tokens). bs1 and bs32: 128 tokens in, 256 out.
-
-The model folder (config.json and a byte-level tokenizer of made-up words) is written to a temporary place.
+3. TTFT: a prompt of 4,224 tokens alone, one output token; cold, and warm with 4,096 of them cached. p50 of 9.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import gc
 import json
 import math
 import random
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -27,64 +30,26 @@ from typing import Any
 
 import torch
 
+from gpu_models import SHAPES, write_model
+from gpu_phases import phases
 from gpu_results import result_line
 from leadline.engine import LLM, SamplingParams
 
-SHAPES: dict[str, dict[str, int]] = {
-    "Qwen3-0.6B": {
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 3072,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-    },
-    "tiny": {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "intermediate_size": 128,
-        "vocab_size": 12000,
-        "max_position_embeddings": 4096,
-    },
+LIMITS = {
+    "Qwen3-0.6B": {"A": 36_000, "bs1": 3_590, "bs32": 64_000, "TTFT cold": 5},
+    "Qwen3-8B": {"A": 12_600, "bs1": 283, "bs32": 8_400, "TTFT cold": 85, "TTFT warm": 7},
 }
-LIMITS = {("Qwen3-0.6B", "A"): 36_000, ("Qwen3-0.6B", "bs1"): 3_590, ("Qwen3-0.6B", "bs32"): 64_000}
-"""tok/s no engine can pass on one H200: every weight once a step, every KV byte once, no overlap."""
-PEERS = {("Qwen3-0.6B", "A"): 20_200, ("Qwen3-0.6B", "bs1"): 421, ("Qwen3-0.6B", "bs32"): 13_900}
+"""tok/s no engine can pass on one H200: every weight once a step, every KV byte once, no overlap; ms of
+TTFT."""
+PEERS = {
+    "Qwen3-0.6B": {"A": 20_200, "bs1": 421, "bs32": 13_900, "TTFT cold": 31.0, "TTFT warm": 14.8},
+    "Qwen3-8B": {"A": 9_400, "bs1": 191, "bs32": 5_200, "TTFT cold": 108.1, "TTFT warm": 14.2},
+}
 """The better of nano-vllm bb823b3 and vLLM 0.26.0, measured on an H200 in an earlier session."""
 WORST_NATS, MEAN_NATS = 0.15, 0.02
 """Differences of log-probabilities that count as agreement. Backends differ by 2**-8 relative in each layer's
 attention, through 28 layers of bfloat16, and logits themselves are rounded to 2**-6. Scaling attention by
 1.1 in 6 layers, as a trial, moved the mean by 0.03."""
-
-
-def write_model(folder: Path, shape: dict[str, int], dtype: str) -> Path:
-    """A Qwen3 config.json and a tokenizer whose words are the bytes and w256, w257, ..."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    config = {
-        **shape,
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "torch_dtype": dtype,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    words = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words += [f"w{i}" for i in range(len(words), shape["vocab_size"])]
-    tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def workload(name: str, requests: int, longest: int) -> tuple[list[list[int]], list[int]]:
@@ -153,9 +118,27 @@ def agrees(found: dict[str, float]) -> bool:
     )
 
 
-def _share(shape: str, name: str, value: float) -> float | None:
-    limit = LIMITS.get((shape, name))
-    return value / limit if limit else None
+def time_to_first_token(llm: LLM, warm: bool, repeats: int = 9) -> float:
+    """p50, in milliseconds."""
+    rng = random.Random(2)
+    params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=1)
+    prefix = [rng.randint(0, 10000) for _ in range(4096)]
+    llm.reset_prefix_cache()
+    if warm:
+        llm.generate([prefix], params, use_tqdm=False)
+    times = []
+    for _ in range(repeats + 2):
+        if not warm:
+            prefix = [rng.randint(0, 10000) for _ in range(4096)]
+            llm.reset_prefix_cache()
+        prompt = prefix + [rng.randint(0, 10000) for _ in range(128)]
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        output = llm.generate([prompt], params, use_tqdm=False)[0]
+        times.append(time.perf_counter() - started)
+        if output.num_cached_tokens != (4096 if warm else 0):
+            raise SystemExit(f"{output.num_cached_tokens} prompt tokens came from the cache")
+    return statistics.median(times[2:]) * 1e3
 
 
 def profile(llm: LLM, rows: int = 256, steps: int = 40) -> None:
@@ -171,10 +154,7 @@ def profile(llm: LLM, rows: int = 256, steps: int = 40) -> None:
     )
 
 
-def run_backend(
-    options: argparse.Namespace, folder: Path, backend: str, reference: list[Any] | None
-) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Agreement and workloads of one backend; returns its greedy runs and its result lines."""
+def make_llm(options: argparse.Namespace, folder: Path, backend: str, mode: str) -> LLM:
     name, block_size = backend.split(":")
     began = time.perf_counter()
     llm = LLM(
@@ -184,80 +164,119 @@ def run_backend(
         dtype=options.dtype,
         attention_backend=name,
         block_size=int(block_size),
+        enforce_eager=mode == "eager",
         max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_len=4096,
+        max_model_len=8192 if options.shape != "tiny" else 4096,
     )
-    print(
-        f"{backend}: ready in {time.perf_counter() - began:.1f} s, {llm.core.num_kv_blocks} blocks",
-        flush=True,
-    )
+    seconds = time.perf_counter() - began
+    print(f"{backend} {mode}: ready in {seconds:.1f} s, {llm.core.num_kv_blocks} blocks", flush=True)
+    report = llm.core.runner.graph_report
+    if (report is None) != (mode == "eager"):
+        raise SystemExit(f"mode {mode}, but graphs: {report}")
+    if report is not None:
+        print(f"    {report}", flush=True)
+    return llm
+
+
+def check_agreement(
+    options: argparse.Namespace, llm: LLM, label: str, reference: tuple[str, list[Any]] | None
+) -> tuple[str, list[Any]]:
+    """Compare greedy runs with themselves (cached prefixes) and with the first configuration's."""
     vocab = SHAPES[options.shape]["vocab_size"]
     runs = greedy_runs(llm, vocab)
+    name, expected = reference or (label, runs)
     for what, found in (
         ("itself, with cached prefixes", compare(runs, greedy_runs(llm, vocab))),
-        (options.backends[0], compare(reference or runs, runs)),
+        (name, compare(expected, runs)),
     ):
         options.disagreements += not agrees(found)
-        print(f"{backend} against {what}: {'agrees' if agrees(found) else 'DISAGREES'} {found}", flush=True)
+        print(f"{label} against {what}: {'agrees' if agrees(found) else 'DISAGREES'} {found}", flush=True)
+    return reference or (label, runs)
+
+
+def run_workloads(options: argparse.Namespace, llm: LLM, backend: str, mode: str) -> list[dict[str, Any]]:
+    """The result lines of one configuration."""
     lines = []
-    for workload_name in options.workloads if backend in options.measured else []:
-        seconds, prompt, output = measure(llm, workload_name, options.requests, options.longest)
-        print(
-            f"{backend} {workload_name}: {prompt} prompt + {output} output tokens in {seconds:.2f} s = "
-            f"{output / seconds:,.0f} output tok/s",
-            flush=True,
-        )
+    label = f"{backend} {mode}"
+    for name in options.workloads:
+        more: dict[str, Any] = {"mode": mode}
+        if name in ("cold", "warm"):
+            workload_name, unit = f"TTFT {name}", "ms"
+            value = time_to_first_token(llm, name == "warm")
+            print(f"{label} {workload_name}: {value:.2f} ms", flush=True)
+        else:
+            workload_name, unit = name, "output tok/s"
+            if name.startswith("bs"):
+                measure(llm, name, options.requests, options.longest)
+            seconds, prompt, output = measure(llm, name, options.requests, options.longest)
+            value = output / seconds
+            more["seconds"] = round(seconds, 3)
+            print(
+                f"{label} {name}: {prompt} prompt + {output} output tokens in {seconds:.2f} s = "
+                f"{value:,.0f} output tok/s",
+                flush=True,
+            )
+        limit = LIMITS.get(options.shape, {}).get(workload_name)
+        share = None if limit is None else (limit / value if unit == "ms" else value / limit)
         lines.append(
             result_line(
                 workload_name,
-                output / seconds,
-                "output tok/s",
+                value,
+                unit,
                 model_shape=options.shape,
                 attention=backend,
-                peer=PEERS.get((options.shape, workload_name)),
-                limit_share=_share(options.shape, workload_name, output / seconds),
-                seconds=round(seconds, 2),
+                peer=PEERS.get(options.shape, {}).get(workload_name),
+                limit_share=share,
+                **more,
             )
         )
-    if options.profile and backend in options.measured:
-        profile(llm)
-    return runs, lines
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+
+    def names(text: str) -> list[str]:
+        return text.split(",")
+
     parser.add_argument("--shape", choices=SHAPES, default="Qwen3-0.6B")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument(
-        "--backends", type=lambda s: s.split(","), default=["torch:64", "flash_attn:256", "triton:64"]
-    )
-    parser.add_argument(
-        "--measured", type=lambda s: s.split(","), help="backends that run the workloads; default all"
-    )
-    parser.add_argument("--workloads", type=lambda s: s.split(","), default=["bs1", "bs32", "A"])
+    parser.add_argument("--backends", type=names, default=["triton:64"])
+    parser.add_argument("--modes", type=names, default=["eager", "graph"])
+    parser.add_argument("--workloads", type=names, default=["bs1", "bs32", "A", "cold", "warm"])
+    parser.add_argument("--agreement", action="store_true", help="compare greedy runs of all configurations")
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--longest", type=int, default=1024)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
-    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--phases", action="store_true", help="host time of a step by phase (graph mode)")
+    parser.add_argument("--profile", action="store_true", help="GPU kernels by time")
     parser.add_argument("--json", help="append one JSON line a measurement here")
     options = parser.parse_args()
-    options.measured = options.measured or options.backends
     options.disagreements = 0
     reference = None
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_model(Path(temporary), SHAPES[options.shape], options.dtype)
         for backend in options.backends:
-            runs, lines = run_backend(options, folder, backend, reference)
-            reference = reference or runs
-            if options.json:
-                with open(options.json, "a") as file:
-                    file.writelines(json.dumps(line) + "\n" for line in lines)
-            gc.unfreeze()
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            for mode in options.modes:
+                llm = make_llm(options, folder, backend, mode)
+                if options.agreement:
+                    reference = check_agreement(options, llm, f"{backend} {mode}", reference)
+                lines = run_workloads(options, llm, backend, mode)
+                if options.json:
+                    with open(options.json, "a") as file:
+                        file.writelines(json.dumps(line) + "\n" for line in lines)
+                if options.phases and mode == "graph":
+                    for rows in (1, 32, 256):
+                        print(phases(llm, rows), flush=True)
+                if options.profile:
+                    profile(llm)
+                del llm
+                gc.unfreeze()
+                gc.collect()
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
     if options.disagreements:
         raise SystemExit(f"{options.disagreements} comparisons failed")
 
