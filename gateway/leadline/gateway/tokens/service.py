@@ -7,6 +7,7 @@ same time.
 """
 
 import asyncio
+import os
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -73,8 +74,10 @@ class TokenService:
         *,
         memo_bytes: int = 256 << 20,
         chain_memo_bytes: int = 64 << 20,
-        threads: int = 2,
+        threads: int | None = None,
     ) -> None:
+        """`threads` that tokenize, None: one a core, at most four. A long prompt is spread over all of
+        them."""
         self.tokenizer = tokenizer
         self.renderer = renderer
         self.counts = TokenCounts()
@@ -83,7 +86,8 @@ class TokenService:
         self._memo = SegmentMemo(memo_bytes)
         self._chains = ChainMemo(chain_memo_bytes)
         self._longest = tokenizer.pieces.longest
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self._width = threads or min(4, os.cpu_count() or 1)
+        self._threads = ThreadPoolExecutor(self._width, thread_name_prefix="tokenize")
         self._encoding: dict[str, asyncio.Task[dict[str, Segment]]] = {}
         """Texts being tokenized right now → the task that has them."""
 
@@ -192,7 +196,13 @@ class TokenService:
 
     async def _encode(self, texts: list[str]) -> dict[str, Segment]:
         try:
-            return self._remember(texts, await self._in_thread(self.tokenizer.encode_batch, texts))
+            encode = self.tokenizer.encode_batch
+            shares = _shares(texts, self._width)
+            done = await asyncio.gather(*(self._in_thread(encode, share) for share in shares))
+            segments: dict[str, Segment] = {}
+            for share, ids in zip(shares, done, strict=True):
+                segments |= self._remember(share, ids)
+            return segments
         finally:
             for text in texts:
                 self._encoding.pop(text, None)
@@ -210,6 +220,18 @@ def _packed(ids: Sequence[int]) -> list[bytes]:
     data = array("I", ids).tobytes()
     step = 4 * _IDS_PER_SEGMENT
     return [data[start : start + step] for start in range(0, len(data), step)]
+
+
+def _shares(texts: list[str], width: int) -> list[list[str]]:
+    """The texts in at most `width` lists of about equal length in characters, and none of little."""
+    width = max(1, min(width, sum(map(len, texts)) // _INLINE_CHARACTERS))
+    shares: list[list[str]] = [[] for _ in range(width)]
+    sizes = [0] * width
+    for text in sorted(texts, key=len, reverse=True):
+        least = sizes.index(min(sizes))
+        shares[least].append(text)
+        sizes[least] += len(text)
+    return [share for share in shares if share]
 
 
 def _look_at_the_error(task: "asyncio.Task[dict[str, Segment]]") -> None:
