@@ -13,9 +13,9 @@ Room: gateway. A file, YAML or JSON, usually a mounted Secret:
         expires: 2027-01-31T00:00:00Z
 
 Hashing at rest. A key made by `new_key` has 256 random bits. What slow hashes and salts protect, guessable
-passwords and equal passwords of two users, does not exist here: nobody can search 2^256 keys, at any speed of
-hashing. So SHA-256 is right for them, lookup is one hash and one dictionary access, and a wrong key costs us no
-more than a right one (a slow hash on that path would be a lever for denial of service). For keys that people
+passwords and equal passwords of two users, does not exist here: nobody can search 2^256 keys, at any speed
+of hashing. So SHA-256 is right for them, lookup is one hash and one dictionary access, and a wrong key costs
+us no more than a right one (a slow hash there would be a lever for denial of service). For keys that people
 choose there is `scrypt:`: each gets a salt and 16 MiB of work, done once a key in a thread; keys that were
 right are remembered by their SHA-256, wrong ones in a small cache, and only a few checks run at a time.
 """

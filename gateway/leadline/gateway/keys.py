@@ -1,7 +1,7 @@
 """Keys of clients: who may come in, as which tenant, to which models, how often.
 
-Room: gateway. Owns the keys in force; key_file.py says what the file looks like and how keys are hashed, limits
-are enforced in limits.py, priorities in admission/.
+Room: gateway. Owns the keys in force; key_file.py says what the file looks like and how keys are hashed,
+limits are enforced in limits.py, priorities in admission/.
 
 Comparison. The dictionary is searched by digest, not by key: what timing could tell is something about the
 digest of a guess, which the guesser knows and cannot steer towards a stored one; the entry found is compared
@@ -151,7 +151,7 @@ class KeyRing:
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
-    """Changes when the file is written, replaced, or a symlink on its way is swapped; None: it is not there."""
+    """Differs once the file is written or replaced, or a symlink on its way is swapped; None: not there."""
     try:
         status = os.stat(path)
     except OSError:

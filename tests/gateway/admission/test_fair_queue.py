@@ -169,7 +169,7 @@ TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=80, de
 def test_backlogged_tenants_never_differ_by_more_than_their_longest_requests(
     requests: list[tuple[int, float]],
 ) -> None:
-    """The bound of the paper: |W_a/w_a - W_b/w_b| ≤ longest_a/w_a + longest_b/w_b while both are backlogged."""
+    """The paper's bound while both are backlogged: |W_a/w_a - W_b/w_b| ≤ longest_a/w_a + longest_b/w_b."""
     queue: FairQueue = FairQueue()
     left: Counter = Counter()
     for number, (tenant, cost) in enumerate(requests):
@@ -189,8 +189,10 @@ def test_tenants_that_have_gone_are_forgotten_once_their_debt_is_past() -> None:
     queue.push(("patient", -1), "c", "patient", 1.0)
     for number in range(20_000):
         queue.push(("patient", number), "c", "patient", 1.0)
-        queue.push(number, "c", f"tenant-{number}", 1.0)
+        queue.push(number, "c", f"served-{number}", 1.0)
+        queue.push(-number - 1, "c", f"left-{number}", 1.0)
+        queue.remove(-number - 1)
         queue.pop()
-        queue.remove(number)
+        queue.pop()
     assert len(queue._classes["c"].tenants) < 1_000
     assert len(queue._long) < 1_000

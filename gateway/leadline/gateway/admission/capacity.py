@@ -1,8 +1,8 @@
 """How many more requests a pod should be given now.
 
 Room: gateway/admission. Pure. A request that waits in the gateway can still go to whichever pod is free
-first, and in fair order; one that waits inside a pod cannot. So a pod is given what it runs at once and a short
-queue (`pod_queue`) that keeps it busy between load reports, and no more:
+first, and in fair order; one that waits inside a pod cannot. So a pod is given what it runs at once and a
+short queue (`pod_queue`) that keeps it busy between load reports, and no more:
 
     room = limit + pod_queue - requests        limit: reported by the pod, or unlimited until it reports
     room = configured limit - requests         where `pod_concurrency` is set
