@@ -44,6 +44,7 @@ lint: setup
 	@$(BIN)/ruff format --check --output-format concise . || { echo 'Run: make format' >&2; exit 1; }
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python benchmarks/report.py --check
 
 format: setup
 	@$(BIN)/ruff check --fix .
@@ -60,7 +61,7 @@ e2e: setup
 BENCHMARKS ?= $(filter-out benchmarks/gpu_%,$(shell grep -l '__name__ == "__main__"' benchmarks/*.py))
 
 bench: setup
-	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done; $(BIN)/python benchmarks/report.py
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
