@@ -1,0 +1,201 @@
+"""The gateway's ASGI application: the proxy for completions, FastAPI for the rest, what lives behind both.
+
+`Gateway` puts the parts together from a `GatewayConfig` and starts and stops what runs in the background:
+discovery, the reader of Redis, the tokenizers, the reload of keys. One process, one event loop; several
+gateways share nothing but Redis.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from leadline.gateway.admission.admission import Admission
+from leadline.gateway.background import Background
+from leadline.gateway.config import GatewayConfig, build_table
+from leadline.gateway.errors import NoPods
+from leadline.gateway.keys import KeyRing
+from leadline.gateway.metrics import GatewayMetrics
+from leadline.gateway.proxy.access_log import AccessLog
+from leadline.gateway.proxy.attempts import Dispatcher
+from leadline.gateway.proxy.gate import KeyGate
+from leadline.gateway.proxy.handler import PATHS, ProxyHandler
+from leadline.gateway.proxy.settings import ProxySettings
+from leadline.gateway.proxy.tracing import start_tracing
+from leadline.protocol.errors import RequestError, encode_error
+from leadline.protocol.openai.body import encode_body
+from leadline.protocol.openai.service import ModelList, VersionResponse
+
+__all__ = ["Gateway", "proxy_settings"]
+
+logger = logging.getLogger("leadline.gateway")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+def proxy_settings(config: GatewayConfig, **changes: Any) -> ProxySettings:
+    """The proxy's part of the configuration."""
+    upstream, server = config.upstream, config.server
+    values: dict[str, Any] = {
+        "max_body_bytes": server.max_body_bytes,
+        "connect_timeout": upstream.connect_timeout_seconds,
+        "first_byte_timeout": upstream.first_byte_timeout_seconds,
+        "idle_timeout": upstream.idle_timeout_seconds,
+        "max_attempts": 1 + upstream.retries,
+        "migration": "auto" if upstream.migrations else "off",
+        "max_migrations": upstream.migrations,
+        "breaker_failures": upstream.breaker_failures,
+        "breaker_seconds": upstream.breaker_seconds,
+        "breaker_max_seconds": max(30.0, upstream.breaker_seconds),
+        "upstream_key": upstream.api_key or None,
+        "forward_authorization": not config.keys_file,
+        "access_log": server.access_log,
+        "drain_timeout": server.shutdown_seconds,
+    }
+    return ProxySettings(**(values | changes))
+
+
+class Gateway:
+    """`__call__` is the ASGI application; its lifespan events start and stop everything."""
+
+    def __init__(self, config: GatewayConfig, settings: ProxySettings | None = None) -> None:
+        """Raises ConfigError; connects to nothing yet."""
+        self.config = config
+        self.settings = settings or proxy_settings(config)
+        self.table = build_table(config)
+        self.admission = Admission(config.admission)
+        self.metrics = GatewayMetrics()
+        self.keys = KeyRing(config.keys_file or None)
+        self.background = Background(self)
+        self.draining = False
+        self._rest = _rest_of_the_api(self)
+        self._proxy: ProxyHandler | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in PATHS and scope["method"] == "POST":
+            proxy = self._proxy
+            assert proxy is not None, "the lifespan has not started"
+            await proxy(scope, receive, send)
+        else:
+            await self._rest(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Everything that serving takes, for as long as the context is open."""
+        tracing = start_tracing(self.config.server.otlp_endpoint)
+        dispatcher = Dispatcher(self.settings, self.admission)
+        access_log = AccessLog() if self.settings.access_log else None
+        limits = await self.background.start(dispatcher)
+        self._proxy = ProxyHandler(
+            table=self.table,
+            admission=self.admission,
+            dispatcher=dispatcher,
+            metrics=self.metrics,
+            settings=self.settings,
+            gate=KeyGate(self.keys, limits),
+            access_log=access_log,
+            tracing=tracing,
+        )
+        try:
+            yield
+        finally:
+            self.draining = True
+            await self.background.stop()
+            dispatcher.close()
+            if access_log is not None:
+                access_log.flush()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
+
+    @property
+    def in_flight(self) -> int:
+        return self._proxy.in_flight if self._proxy is not None else 0
+
+    def refresh_metrics(self) -> None:
+        waiting = {service.name: self.admission.waiting(service) for service in self.table}
+        self.metrics.refresh(self.table, time.monotonic(), waiting)
+
+
+def _rest_of_the_api(gateway: Gateway) -> FastAPI:
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with gateway.running():
+            yield
+
+    app = FastAPI(
+        title="Leadline gateway", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
+    )
+
+    @app.get("/health")
+    async def health() -> Response:
+        """200 as long as the process is of use."""
+        return _json(b'{"status":"ok"}')
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """200 when some pod takes requests, and this gateway does not leave."""
+        if gateway.draining:
+            return _error(NoPods("the gateway is shutting down", code="draining", retry_after=1))
+        if not any(service.can_serve() for service in gateway.table):
+            return _error(NoPods("no service has a pod that takes requests", code="no_pods", retry_after=1))
+        return _json(b'{"status":"ready"}')
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        gateway.refresh_metrics()
+        text = await asyncio.to_thread(gateway.metrics.render)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/version")
+    async def version() -> Response:
+        return _json(encode_body(VersionResponse(version=_version())))
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        gate = KeyGate(gateway.keys)
+        try:
+            principal = await gate.authenticate(request.headers.get("authorization"))
+        except RequestError as error:
+            return _error(error)
+        cards = [card for card in gateway.table.model_cards() if principal.allows(card.id)]
+        return _json(encode_body(ModelList(data=cards)))
+
+    @app.exception_handler(HTTPException)
+    async def router_error(request: Request, error: HTTPException) -> Response:
+        what = {404: "no such path", 405: f"{request.method} is not a method of this path"}
+        kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+        body = encode_error(f"{what.get(error.status_code, error.detail)}: {request.url.path}", type=kind)
+        return Response(body, error.status_code, dict(error.headers or {}), "application/json")
+
+    return app
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+def _error(error: RequestError) -> Response:
+    headers = dict(getattr(error, "headers", {}))
+    retry_after = getattr(error, "retry_after", None)
+    if retry_after is not None:
+        headers["Retry-After"] = str(max(1, round(retry_after)))
+    body = encode_error(error.message, type=error.type, param=error.param, code=error.code)
+    return Response(body, error.status, headers, "application/json")
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("leadline")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,223 @@
+"""Prometheus metrics of the gateway, `leadline_gateway_*`.
+
+Labels are bounded: services and pods we know, status codes, fixed reasons; never what a client sent. With
+several workers each counts into files of a shared directory (PROMETHEUS_MULTIPROC_DIR, set by main.py before
+this module is imported), and whichever worker is scraped adds them up.
+"""
+
+import os
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from leadline.gateway.proxy.breaker import CircuitBreaker
+from leadline.gateway.services import Service
+
+__all__ = ["GatewayMetrics", "ServiceMetrics"]
+
+_FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+_SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_STATES = {"closed": 0, "half_open": 1, "open": 2}
+
+
+class GatewayMetrics:
+    """All series. `service(name)` gives those of one service, bound to its label."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        own = ["service"]
+        prefix = "leadline_gateway_"
+        self._requests = Counter(
+            f"{prefix}requests_total",
+            "Requests by the status they ended with",
+            [*own, "code"],
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            f"{prefix}request_seconds",
+            "Arrival to the end of the answer",
+            own,
+            buckets=_SLOW,
+            registry=registry,
+        )
+        self._ttft = Histogram(
+            f"{prefix}time_to_first_token_seconds",
+            "Arrival to the first byte of a streamed answer",
+            own,
+            buckets=_SLOW,
+            registry=registry,
+        )
+        self._itl = Histogram(
+            f"{prefix}inter_token_seconds",
+            "Between two pieces of a streamed answer",
+            own,
+            buckets=_SLOW,
+            registry=registry,
+        )
+        self._routing = Histogram(
+            f"{prefix}routing_seconds",
+            "Tokenizing, matching and picking, the wait for a pod left out",
+            own,
+            buckets=_FAST,
+            registry=registry,
+        )
+        self._queued = Histogram(
+            f"{prefix}queue_seconds", "Wait for a pod with room", own, buckets=_SLOW, registry=registry
+        )
+        self._predicted = Counter(
+            f"{prefix}predicted_cached_tokens_total",
+            "Prompt tokens that the picked pod was believed to hold, of answers that say what it held",
+            own,
+            registry=registry,
+        )
+        self._actual = Counter(
+            f"{prefix}actual_cached_tokens_total", "What those answers said", own, registry=registry
+        )
+        self._prompt = Counter(
+            f"{prefix}prompt_tokens_total", "Prompt tokens by the engines' count", own, registry=registry
+        )
+        self._output = Counter(
+            f"{prefix}completion_tokens_total", "Output tokens by the engines' count", own, registry=registry
+        )
+        self._retries = Counter(
+            f"{prefix}retries_total",
+            "Attempts given up before their first byte",
+            [*own, "reason"],
+            registry=registry,
+        )
+        self._migrations = Counter(
+            f"{prefix}migrations_total",
+            "Streams whose pod was lost, by whether another went on",
+            [*own, "outcome"],
+            registry=registry,
+        )
+        self.in_flight = Gauge(
+            f"{prefix}in_flight_requests",
+            "Requests being served",
+            own,
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self._waiting = Gauge(
+            f"{prefix}queued_requests",
+            "Requests that wait for a pod with room",
+            own,
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self._pods = Gauge(
+            f"{prefix}pods",
+            "Pods that may be picked",
+            own,
+            registry=registry,
+            multiprocess_mode="livemostrecent",
+        )
+        self._blocks = Gauge(
+            f"{prefix}index_blocks",
+            "Blocks in the prefix index, counted once for each pod that holds them",
+            own,
+            registry=registry,
+            multiprocess_mode="livemostrecent",
+        )
+        self._guesses = Gauge(
+            f"{prefix}index_speculative_blocks",
+            "Blocks that pods are believed to hold soon",
+            own,
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self._circuit = Gauge(
+            f"{prefix}circuit_state",
+            "Of a pod: 0 closed, 1 half open, 2 open; the worst of the workers",
+            [*own, "pod"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self._known: dict[str, ServiceMetrics] = {}
+        self._circuits: set[tuple[str, str]] = set()
+
+    def service(self, name: str) -> "ServiceMetrics":
+        """`name`: a service we know, or "" for requests that got no further."""
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = ServiceMetrics(self, name)
+        return found
+
+    def refresh(self, services: Iterable[Service], now: float, waiting: dict[str, int] | None = None) -> None:
+        """Bring the gauges up to date; called every few seconds and before an answer to a scrape."""
+        seen = set()
+        for service in services:
+            name = service.name
+            stats = service.index.stats()
+            self._blocks.labels(name).set(stats.entries)
+            self._guesses.labels(name).set(service.index.speculative_entries)
+            usable = 0
+            for pod in service.pods.values():
+                circuit = pod.circuit
+                state = circuit.state if isinstance(circuit, CircuitBreaker) else "closed"
+                self._circuit.labels(name, pod.id).set(_STATES[state])
+                seen.add((name, pod.id))
+                usable += pod.ready and not pod.draining and circuit.allows(now)
+            self._pods.labels(name).set(usable)
+            self._waiting.labels(name).set((waiting or {}).get(name, 0))
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            for gone in self._circuits - seen:
+                self._circuit.remove(*gone)
+        self._circuits = seen
+
+    def render(self) -> bytes:
+        """The text of `GET /metrics`."""
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+            return generate_latest(registry)
+        return generate_latest(self.registry)
+
+
+class ServiceMetrics:
+    """The series of one service, looked up once."""
+
+    __slots__ = (
+        "_all",
+        "_codes",
+        "_name",
+        "actual",
+        "in_flight",
+        "itl",
+        "output",
+        "predicted",
+        "prompt",
+        "queued",
+        "routing",
+        "seconds",
+        "ttft",
+    )
+
+    def __init__(self, all_metrics: GatewayMetrics, name: str) -> None:
+        self._all = all_metrics
+        self._name = name
+        self._codes: dict[int, Counter] = {}
+        self.seconds = all_metrics._seconds.labels(name)
+        self.ttft = all_metrics._ttft.labels(name)
+        self.itl = all_metrics._itl.labels(name)
+        self.routing = all_metrics._routing.labels(name)
+        self.queued = all_metrics._queued.labels(name)
+        self.predicted = all_metrics._predicted.labels(name)
+        self.actual = all_metrics._actual.labels(name)
+        self.prompt = all_metrics._prompt.labels(name)
+        self.output = all_metrics._output.labels(name)
+        self.in_flight = all_metrics.in_flight.labels(name)
+
+    def ended(self, code: int) -> None:
+        """A request ended with this status; 499: its client left."""
+        counter = self._codes.get(code)
+        if counter is None:
+            counter = self._codes[code] = self._all._requests.labels(self._name, str(code))
+        counter.inc()
+
+    def retried(self, reason: str) -> None:
+        self._all._retries.labels(self._name, reason).inc()
+
+    def migrated(self, outcome: str) -> None:
+        self._all._migrations.labels(self._name, outcome).inc()

@@ -1,0 +1,345 @@
+"""Attempts: one request on one pod, and the choice of the next pod when that did not work.
+
+    pick ─▶ lease ─▶ index.routed ─▶ send ─▶ status ─▶ first piece of the body ─▶ the relay has it
+      ▲                                │        │           │
+      └── another pod ◀── lost, timeout, hangs ─┴─ 429, 502, 503, 504
+
+Room: gateway/proxy. Until the first piece is handed over nothing has gone to the client, so another pod may
+be tried (P14); after that only relay.py can say what may be done. An attempt opens a lease and takes the
+breaker's permission, and `close` gives back both exactly once (P16).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from leadline.gateway.admission.admission import Admission, Ticket
+from leadline.gateway.errors import DeadlinePassed, NoPods
+from leadline.gateway.pods import Pod
+from leadline.gateway.proxy.body import amended
+from leadline.gateway.proxy.breaker import breaker_of
+from leadline.gateway.proxy.call import Call
+from leadline.gateway.proxy.headers import header, request_head
+from leadline.gateway.proxy.routing import choose
+from leadline.gateway.proxy.settings import ProxySettings
+from leadline.gateway.proxy.upstream import (
+    ConnectFailed,
+    Connection,
+    Pool,
+    UpstreamError,
+    UpstreamLost,
+    UpstreamTimeout,
+)
+from leadline.protocol.errors import RequestError
+
+__all__ = ["Attempt", "BadGateway", "Dispatcher", "GatewayTimeout"]
+
+logger = logging.getLogger("leadline.gateway")
+
+T = TypeVar("T")
+
+_ELSEWHERE = frozenset((429, 502, 503, 504))
+"""Statuses that another pod may not answer."""
+_SICK = frozenset((500, 502, 504))
+_HELD_BODY = 16 << 20
+"""Answers that are no streams are held back up to this size, so that a pod that dies can be replaced."""
+
+
+class BadGateway(RequestError):
+    """No pod could be reached, or none kept its connection."""
+
+    status = 502
+    type = "server_error"
+
+
+class GatewayTimeout(RequestError):
+    """No pod answered in time."""
+
+    status = 504
+    type = "server_error"
+
+
+class Attempt:
+    """One request on one pod."""
+
+    __slots__ = (
+        "_breaker",
+        "_closed",
+        "_verdict",
+        "body",
+        "connection",
+        "headers",
+        "lease",
+        "pod",
+        "status",
+        "stream",
+    )
+
+    def __init__(self, dispatcher: "Dispatcher", call: Call, pod: Pod, prefill: int, blocks: int) -> None:
+        self.pod = pod
+        self.connection: Connection | None = None
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body = b""
+        """What has come of the answer's body and was not passed on."""
+        self.stream = False
+        """The answer is a stream of events; else `body` is all of it, unless the connection has more."""
+        self._breaker = breaker_of(pod, dispatcher.settings)
+        self._verdict = False
+        self._closed = False
+        self._breaker.begin()
+        self.lease = pod.lease(prefill_tokens=prefill, blocks=blocks, now=time.monotonic())
+
+    def succeeded(self) -> None:
+        self._verdict = True
+        self._breaker.succeeded()
+
+    def failed(self) -> None:
+        if not self._verdict:
+            self._verdict = True
+            if self._breaker.failed(time.monotonic()):
+                logger.warning("circuit of pod %s opened", self.pod.id)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.lease.close()
+        if not self._verdict:
+            self._breaker.abandoned()
+        if self.connection is not None:
+            self.connection.release()
+            self.connection = None
+
+
+class Dispatcher:
+    """Sends calls to pods. Holds the connection pools; one an event loop."""
+
+    def __init__(self, settings: ProxySettings, admission: Admission) -> None:
+        self.settings = settings
+        self.admission = admission
+        self._pools: dict[str, Pool] = {}
+
+    def pool(self, address: str) -> Pool:
+        pool = self._pools.get(address)
+        if pool is None:
+            pool = self._pools[address] = Pool(address, connect_seconds=self.settings.connect_timeout)
+        return pool
+
+    def forget(self, pods: set[str]) -> None:
+        """Close the pools of addresses that no pod has any more."""
+        for address in set(self._pools) - pods:
+            self._pools.pop(address).close()
+
+    def close(self) -> None:
+        self.forget(set())
+
+    async def answer(
+        self,
+        call: Call,
+        *,
+        ticket: Ticket | None = None,
+        extra: dict[str, object] | None = None,
+        avoid: set[str] | None = None,
+    ) -> Attempt:
+        """The attempt that answers: with a status that is the client's, and the first piece of the body (all
+        of it, if it is no stream). Raises RequestError when all attempts are used up.
+
+        `extra`: fields for the body. `avoid`: pods that are no use.
+        """
+        tried = set(avoid or ())
+        refusal: Attempt | None = None
+        problem: UpstreamError | None = None
+        for number in range(self.settings.max_attempts):
+            pods = self.admission.candidates(call.service, time.monotonic())
+            candidates = [pod for pod in pods if pod.id not in tried] if tried else pods
+            if not candidates:
+                break
+            if number and call.deadline is not None and time.monotonic() >= call.deadline:
+                break
+            attempt = self._open(call, candidates)
+            if ticket is not None:
+                ticket.routed()
+            tried.add(attempt.pod.id)
+            try:
+                reason = await self._try(call, attempt, extra or {})
+            except UpstreamError as error:
+                attempt.failed()
+                attempt.close()
+                problem = error
+                reason = _reason_of(error)
+                logger.info("pod %s: %s", attempt.pod.id, error)
+            except BaseException:
+                attempt.close()
+                raise
+            else:
+                if not reason:
+                    return attempt
+                refusal = attempt
+                attempt.close()
+            call.metrics.retried(reason)
+        if refusal is not None:
+            return refusal
+        raise self._nothing(call, problem)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _open(self, call: Call, candidates: list[Pod]) -> Attempt:
+        service, prompt = call.service, call.prompt
+        began = time.monotonic()
+        decision, held = choose(service, call.incoming, prompt, candidates, explain=call.explain)
+        call.decision = decision
+        call.attempts += 1
+        pod, matched = decision.pod, decision.picked.matched_tokens
+        call.predicted = matched if prompt.exact else 0
+        missing = max(0, prompt.tokens - matched)
+        attempt = Attempt(self, call, pod, missing, -(-missing // service.block_size))
+        now = time.monotonic()
+        if prompt.chain:
+            service.index.routed(pod.id, prompt.chain, held if prompt.exact else 0, now)
+        call.picking_seconds += now - began
+        return attempt
+
+    async def _try(self, call: Call, attempt: Attempt, extra: dict[str, object]) -> str:
+        """Why to go elsewhere, or ""."""
+        settings = self.settings
+        pod, incoming = attempt.pod, call.incoming
+        movable = self.movable(call, pod)
+        body = incoming.body
+        fields = self._fields(call, pod, movable) | extra
+        if fields:
+            body = amended(body, **fields)
+        head = request_head(
+            call.path,
+            call.headers,
+            pod.address,
+            len(body),
+            settings,
+            client=call.client,
+            plain=movable,
+        )
+        until = time.monotonic() + settings.first_byte_timeout
+        if call.deadline is not None:
+            until = min(until, call.deadline)
+        status = await self._send(attempt, head, body, until)
+        connection = attempt.connection
+        assert connection is not None
+        attempt.status, attempt.headers = status, connection.headers
+        kind = header(attempt.headers, b"content-type") or b""
+        attempt.stream = status == 200 and kind.startswith(b"text/event-stream")
+        pieces, size = [], 0
+        while True:
+            data = await self.patiently(connection.read, pod, until - time.monotonic())
+            if data:
+                pieces.append(data)
+                size += len(data)
+            if attempt.stream or not data or size > _HELD_BODY:
+                break
+        attempt.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        attempt.lease.first_token()
+        return self._judge(call, attempt, status)
+
+    async def _send(self, attempt: Attempt, head: bytes, body: bytes, until: float) -> int:
+        pool = self.pool(attempt.pod.address)
+        fresh = False
+        while True:
+            connection = attempt.connection = await pool.take(fresh=fresh)
+            connection.send(head, body)
+            try:
+                return await self.patiently(connection.answered, attempt.pod, until - time.monotonic())
+            except UpstreamLost:
+                # A connection kept alive may have been closed by the pod at the moment we used it.
+                stale = connection.used > 1 and not connection.answering
+                connection.release()
+                attempt.connection = None
+                if not stale:
+                    raise
+                fresh = True
+
+    async def patiently(self, wait: Callable[[float], Awaitable[T]], pod: Pod, seconds: float) -> T:
+        """`wait` for up to so long, but leave a pod that has stopped answering anything."""
+        settings = self.settings
+        ends = time.monotonic() + seconds
+        while True:
+            left = ends - time.monotonic()
+            try:
+                return await wait(min(left, settings.probe_after))
+            except UpstreamTimeout:
+                if time.monotonic() >= ends - 0.001:
+                    raise
+            if not await self._alive(pod):
+                raise UpstreamTimeout(f"pod {pod.id} answers nothing, not even /health")
+
+    async def _alive(self, pod: Pod) -> bool:
+        """Whether the pod answers HTTP at all, within `probe_timeout`."""
+        pool = self.pool(pod.address)
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout(self.settings.probe_timeout):
+                connection = await pool.take(fresh=True)
+                connection.send(
+                    b"GET /health HTTP/1.1\r\nhost: %s\r\nconnection: close\r\n\r\n" % pod.address.encode(),
+                    b"",
+                )
+                await connection.answered(self.settings.probe_timeout)
+                return True
+        except (UpstreamError, TimeoutError):
+            return False
+        finally:
+            if connection is not None:
+                connection.abort()
+
+    def _judge(self, call: Call, attempt: Attempt, status: int) -> str:
+        full = status == 503 and header(attempt.headers, b"retry-after") is not None
+        late = status == 504 and call.deadline is not None
+        if (status in _SICK and not late) or (status == 503 and not full):
+            attempt.failed()
+        elif status < 500:
+            attempt.succeeded()
+        if status in _ELSEWHERE and not late:
+            return f"status_{status}"
+        return ""
+
+    def movable(self, call: Call, pod: Pod) -> bool:
+        """Whether the stream shall be able to move away from this pod."""
+        mode = self.settings.migration
+        if mode == "off" or not call.incoming.resumable:
+            return False
+        return mode == "on" or pod.report is not None
+
+    def _fields(self, call: Call, pod: Pod, movable: bool) -> dict[str, object]:
+        """What the pod's body must say that the client's does not."""
+        fields: dict[str, object] = {}
+        request = call.incoming.fields
+        model = call.service.upstream_model(request.model, pod) if request.model is not None else None
+        if model is not None:
+            fields["model"] = model
+        if movable:
+            if not getattr(request, "return_token_ids", None):
+                fields["return_token_ids"] = True
+            if request.seed is None:
+                fields["seed"] = call.seed
+        if call.deadline is not None:
+            now = time.monotonic()
+            if now - call.arrived > 0.05:
+                fields["deadline"] = max(0.001, call.deadline - now)
+        return fields
+
+    def _nothing(self, call: Call, problem: UpstreamError | None) -> RequestError:
+        if call.deadline is not None and time.monotonic() >= call.deadline:
+            return DeadlinePassed("the request's deadline passed", param="deadline", code="deadline_exceeded")
+        if problem is None:
+            return NoPods(
+                f"{call.service.name} has no pod that takes requests", code="no_pods", retry_after=1.0
+            )
+        if isinstance(problem, UpstreamTimeout):
+            return GatewayTimeout("no pod answered in time", code="upstream_timeout")
+        return BadGateway("no pod could be reached", code="upstream_unreachable")
+
+
+def _reason_of(error: UpstreamError) -> str:
+    if isinstance(error, ConnectFailed):
+        return "connect"
+    return "timeout" if isinstance(error, UpstreamTimeout) else "lost"

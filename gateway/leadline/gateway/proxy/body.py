@@ -1,0 +1,105 @@
+"""What the gateway reads of a request body, and how it adds fields to one without touching the rest.
+
+A body is parsed once, into the protocol's own request type, because the tokenizer needs all that becomes
+prompt. Where no tokenizer is at work (approximate matching, engines of others) a body that Leadline's engine
+would refuse may be fine: then `Peek`, the few fields that routing needs, is enough.
+
+Fields are added at the end of the JSON object; of two equal keys JSON readers take the last:
+
+    {"model": "m", "messages": [...]}   ──▶   {"model": "m", "messages": [...],"seed":7}
+"""
+
+from typing import Any
+
+import msgspec
+
+from leadline.protocol.errors import RequestError
+from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest, InvalidBody, decode_body
+from leadline.protocol.text.prompts import PromptRequest
+
+__all__ = ["Incoming", "amended", "read_incoming"]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Peek(msgspec.Struct, kw_only=True):
+    """What routing needs of any OpenAI-like body."""
+
+    model: str | None = None
+    stream: bool | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    user: str | None = None
+    seed: int | None = None
+    deadline: float | None = None
+    queue_timeout: float | None = None
+    priority_class: str | None = None
+
+
+class Incoming(msgspec.Struct, kw_only=True):
+    """A request as it came, and what is known of it."""
+
+    chat: bool
+    body: bytes
+    fields: Any
+    """ChatCompletionRequest, CompletionRequest or Peek."""
+    full: PromptRequest | None
+    """`fields`, where it has all that becomes prompt."""
+    fault: InvalidBody | None = None
+    """Why it is not a request of ours, though it may be one of another engine."""
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.fields.stream)
+
+    @property
+    def max_tokens(self) -> int | None:
+        fields = self.fields
+        longer: int | None = getattr(fields, "max_completion_tokens", None)
+        return longer if longer is not None else fields.max_tokens
+
+    @property
+    def choices(self) -> int:
+        """Sequences that will be generated."""
+        full = self.full
+        n = max(self.fields.n or 1, getattr(full, "best_of", None) or 1)
+        if isinstance(full, CompletionRequest) and isinstance(full.prompt, list):
+            first = full.prompt[0]
+            return n if isinstance(first, int) else n * len(full.prompt)
+        return n
+
+    @property
+    def resumable(self) -> bool:
+        """Its stream is one sequence, so it can go on behind the tokens sent."""
+        return self.stream and self.full is not None and self.choices == 1
+
+
+def read_incoming(body: bytes, chat: bool) -> Incoming:
+    """Raises RequestError 400 for what is no JSON object or has wrong types where the gateway must look."""
+    kind: type[ChatCompletionRequest] | type[CompletionRequest] = (
+        ChatCompletionRequest if chat else CompletionRequest
+    )
+    try:
+        request = decode_body(body, kind)
+        return Incoming(chat=chat, body=body, fields=request, full=request)
+    except InvalidBody as error:
+        fault = error
+    try:
+        peek = decode_body(body, Peek)
+    except InvalidBody:
+        raise invalid(fault) from None
+    return Incoming(chat=chat, body=body, fields=peek, full=None, fault=fault)
+
+
+def invalid(fault: InvalidBody) -> RequestError:
+    """The answer to a body that cannot be served."""
+    return RequestError(fault.message, param=fault.param, code="invalid_body")
+
+
+def amended(body: bytes, **fields: object) -> bytes:
+    """The body with these fields set. `body` is a JSON object with at least one key."""
+    if not fields:
+        return body
+    added = b",".join([b'"%s":%s' % (name.encode(), _encode(value)) for name, value in fields.items()])
+    return body[: body.rindex(b"}")] + b"," + added + b"}"

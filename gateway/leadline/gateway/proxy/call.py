@@ -1,0 +1,71 @@
+"""One client request while it is served: what came, what was decided, and the books that are closed once."""
+
+import time
+from dataclasses import dataclass, field
+
+from leadline.gateway.metrics import ServiceMetrics
+from leadline.gateway.policies.base import Decision
+from leadline.gateway.proxy.body import Incoming
+from leadline.gateway.proxy.routing import RoutedPrompt
+from leadline.gateway.services import Service
+from leadline.protocol.openai.common import Usage
+
+__all__ = ["Call"]
+
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    path: bytes
+    headers: Headers
+    client: str | None
+    incoming: Incoming
+    service: Service
+    metrics: ServiceMetrics
+    prompt: RoutedPrompt
+    arrived: float
+    """Monotonic seconds."""
+    explain: bool = False
+    deadline: float | None = None
+    seed: int | None = None
+    """Given to streams that may move, where the client gave none."""
+    extra_headers: Headers = field(default_factory=list)
+    """For the answer: X-RateLimit-*."""
+
+    decision: Decision | None = None
+    picking_seconds: float = 0.0
+    """Time that matching and policies took."""
+    attempts: int = 0
+    migrations: int = 0
+    predicted: int = 0
+    """Prompt tokens that the pod which answered was believed to hold."""
+    status: int = 0
+    """As the client got it; 499: it left."""
+    first_byte_at: float = 0.0
+    last_byte_at: float = 0.0
+    usage: Usage | None = None
+
+    def piece(self) -> None:
+        """Output goes to the client of a stream."""
+        now = time.monotonic()
+        if self.first_byte_at:
+            self.metrics.itl.observe(now - self.last_byte_at)
+        else:
+            self.first_byte_at = now
+            self.metrics.ttft.observe(now - self.arrived)
+        self.last_byte_at = now
+
+    def close(self) -> None:
+        """Count the request; called once, whatever happened."""
+        metrics = self.metrics
+        metrics.in_flight.dec()
+        metrics.ended(self.status)
+        metrics.seconds.observe(time.monotonic() - self.arrived)
+        usage = self.usage
+        if usage is not None:
+            metrics.prompt.inc(usage.prompt_tokens)
+            metrics.output.inc(usage.completion_tokens)
+            if usage.prompt_tokens_details is not None:
+                metrics.predicted.inc(min(self.predicted, usage.prompt_tokens))
+                metrics.actual.inc(usage.prompt_tokens_details.cached_tokens)

@@ -1,0 +1,44 @@
+"""Keys and limits as the hot path asks them: who is it, may it use this model, has it room in its minute."""
+
+from typing import TYPE_CHECKING
+
+from leadline.gateway.keys import KeyRing
+from leadline.gateway.principal import Principal
+
+if TYPE_CHECKING:
+    from leadline.gateway.limits import RateLimits
+
+__all__ = ["KeyGate"]
+
+
+class KeyGate:
+    """Puts `KeyRing` and `RateLimits` behind the four questions of handler.py."""
+
+    __slots__ = ("_keys", "_limits")
+
+    def __init__(self, keys: KeyRing | None = None, limits: "RateLimits | None" = None) -> None:
+        self._keys = keys or KeyRing()
+        self._limits = limits
+
+    async def authenticate(self, authorization: str | None) -> Principal:
+        """Raises InvalidKey (401)."""
+        keys = self._keys
+        if keys.has_slow_keys:
+            return await keys.authenticate_slow(authorization)
+        return keys.authenticate(authorization)
+
+    def check_model(self, principal: Principal, model: str | None) -> None:
+        """Raises ModelForbidden (403)."""
+        if model is not None:
+            principal.require(model)
+
+    async def take(self, principal: Principal, tokens: int) -> dict[str, str]:
+        """Count the request against its key's minute; X-RateLimit-* headers. Raises RateLimited (429)."""
+        if self._limits is None:
+            return {}
+        return await self._limits.take(principal, tokens)
+
+    def settle(self, principal: Principal, estimated: int, actual: int) -> None:
+        """The answer took so many tokens, not the estimated number."""
+        if self._limits is not None and actual != estimated:
+            self._limits.settle(principal, actual - estimated)

@@ -1,0 +1,90 @@
+"""Headers in both directions: what is end to end goes through, what belongs to one connection does not.
+
+RFC 9110 section 7.6.1: Connection and the fields it names, and the well-known ones below. Framing
+(content-length, transfer-encoding) is made anew on each side, so no copy can contradict the bytes (P10).
+"""
+
+from collections.abc import Iterable
+
+from leadline.gateway.proxy.settings import ProxySettings
+
+__all__ = ["HOP_BY_HOP", "header", "request_head", "response_headers"]
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_OURS = (b"x-leadline-pod", b"x-leadline-explain")
+
+
+def header(headers: Headers, name: bytes) -> bytes | None:
+    """The first value of a header; `name` in lower case."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
+
+
+def request_head(
+    path: bytes,
+    headers: list[tuple[bytes, bytes]],
+    address: str,
+    body_bytes: int,
+    settings: ProxySettings,
+    *,
+    client: str | None,
+    plain: bool,
+) -> bytes:
+    """Request line and headers for a pod. `plain`: we must read the answer, so it must not be compressed."""
+    dropped = _NOT_FORWARDED | named if (named := _named_by_connection(headers)) else _NOT_FORWARDED
+    key = settings.upstream_key
+    replace = key is not None or not settings.forward_authorization
+    forwarded = b""
+    lines = [b"POST ", path, b" HTTP/1.1\r\nhost: ", address.encode("ascii"), b"\r\n"]
+    for name, value in headers:
+        if name in dropped or (replace and name == b"authorization"):
+            continue
+        if name == b"x-forwarded-for":
+            forwarded = value + b", "
+            continue
+        if plain and name == b"accept-encoding":
+            continue
+        lines += (name, b": ", value, b"\r\n")
+    if key is not None:
+        lines += (b"authorization: Bearer ", key.encode("latin-1"), b"\r\n")
+    if client:
+        lines += (b"x-forwarded-for: ", forwarded, client.encode("ascii", "replace"), b"\r\n")
+    lines.append(b"content-length: %d\r\n\r\n" % body_bytes)
+    return b"".join(lines)
+
+
+def response_headers(headers: list[tuple[bytes, bytes]], *, keep_length: bool) -> list[tuple[bytes, bytes]]:
+    """The pod's headers as the client gets them. `keep_length`: the body goes out as it came."""
+    named = _named_by_connection(headers)
+    dropped = HOP_BY_HOP | named if named else HOP_BY_HOP
+    return [
+        pair
+        for pair in headers
+        if (name := pair[0]) not in dropped
+        and (keep_length or name != b"content-length")
+        and name not in _OURS
+    ]
+
+
+def _named_by_connection(headers: Headers) -> frozenset[bytes]:
+    value = header(headers, b"connection")
+    if value is None or value in (b"keep-alive", b"Keep-Alive", b"close"):
+        return frozenset()
+    return frozenset(token.strip().lower() for token in value.split(b","))

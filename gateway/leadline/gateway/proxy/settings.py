@@ -1,0 +1,39 @@
+"""What the proxy can be told. Seconds unless the name says otherwise."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["ProxySettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxySettings:
+    max_body_bytes: int = 32 << 20
+    connect_timeout: float = 2.0
+    first_byte_timeout: float = 600.0
+    """From sending a request to the first byte of its answer, the pod's queue and the prefill included."""
+    idle_timeout: float = 300.0
+    """Between two pieces of an answer."""
+    probe_after: float = 5.0
+    """A pod that is silent for this long is asked for /health: one that hangs is left at once, not after
+    the timeouts above, which must allow for long prompts."""
+    probe_timeout: float = 5.0
+    max_attempts: int = 3
+    """Pods tried for one request before its first byte."""
+    migration: Literal["auto", "on", "off"] = "auto"
+    """Streams go on on another pod when theirs dies. auto: where the pods report as Leadline's engines do."""
+    max_migrations: int = 3
+    migration_wait: float = 10.0
+    """For a pod to go on with, when there is none."""
+    breaker_failures: int = 3
+    """Failures in a row that open a pod's circuit."""
+    breaker_seconds: float = 1.0
+    """How long it stays open at first; doubles up to breaker_max_seconds."""
+    breaker_max_seconds: float = 30.0
+    upstream_key: str | None = field(default=None, repr=False)
+    """Sent to the pods in place of the client's Authorization header."""
+    forward_authorization: bool = True
+    """Without an upstream_key: pass the client's header on. Off where the gateway's own keys are used."""
+    access_log: bool = True
+    drain_timeout: float = 30.0
+    """Time that running requests get after SIGTERM."""

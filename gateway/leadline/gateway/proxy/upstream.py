@@ -1,0 +1,315 @@
+"""HTTP/1.1 to pods: connections kept alive in one pool a pod, answers as they arrive.
+
+Room: gateway/proxy. A client of its own rather than a library, because the gateway spends most of its time in
+it: no objects for URLs, cookies, redirects and codecs, bytes stay bytes, and whoever holds the connection
+decides when it is dropped, which is how an upstream is told that nobody wants the rest.
+
+    connection = await pool.take()              # fresh or reused; ConnectFailed, UpstreamTimeout
+    connection.send(head, body)
+    await connection.answered(seconds)          # status and headers; UpstreamLost, UpstreamTimeout
+    while piece := await connection.read(seconds): ...
+    connection.release()                        # always: back to the pool if it can be used again
+
+One owner at a time; reading and releasing happen on the event loop's thread.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+
+import httptools
+
+__all__ = ["ConnectFailed", "Connection", "Pool", "UpstreamError", "UpstreamLost", "UpstreamTimeout"]
+
+_HIGH_WATER = 256 << 10
+"""Bytes of an answer held for a slow reader before the socket is left alone."""
+_MAX_HEADERS = 64 << 10
+
+
+class UpstreamError(Exception):
+    """The pod did not answer as HTTP wants; nothing the client did."""
+
+
+class ConnectFailed(UpstreamError):
+    """No connection came about: the pod has seen nothing of the request."""
+
+
+class UpstreamLost(UpstreamError):
+    """The connection broke, or what came was not HTTP."""
+
+
+class UpstreamTimeout(UpstreamError):
+    """Nothing came for as long as we were ready to wait."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection to one pod, carrying one request at a time."""
+
+    __slots__ = (
+        "_buffered",
+        "_complete",
+        "_error",
+        "_header_bytes",
+        "_ignore",
+        "_loop",
+        "_parser",
+        "_paused",
+        "_pieces",
+        "_pool",
+        "_transport",
+        "_until_close",
+        "_waiter",
+        "answering",
+        "headers",
+        "idle_since",
+        "status",
+        "used",
+    )
+
+    def __init__(self, pool: "Pool", loop: asyncio.AbstractEventLoop) -> None:
+        self._pool = pool
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: UpstreamError | None = None
+        self._paused = False
+        self.used = 0
+        """Requests it has carried, the present one included."""
+        self.idle_since = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.answering = False
+        """Some byte of an answer has come."""
+        self._header_bytes = 0
+        self._pieces: deque[bytes] = deque()
+        self._buffered = 0
+        self._ignore = False
+        self._until_close = False
+        self._complete = False
+
+    # For the owner
+
+    @property
+    def usable(self) -> bool:
+        """It may carry another request."""
+        return self._error is None and self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def complete(self) -> bool:
+        """The whole answer has come (some of it may not have been read yet)."""
+        return self._complete
+
+    def send(self, head: bytes, body: bytes) -> None:
+        assert self._transport is not None
+        self._reset()
+        self.used += 1
+        if len(body) < 1 << 16:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+
+    async def answered(self, seconds: float) -> int:
+        """Wait for status and headers, which stand in `status` and `headers` then."""
+        until = self._loop.time() + seconds
+        while not self.status or self._ignore:
+            if self._error is not None:
+                raise self._error
+            await self._wait(until - self._loop.time())
+        return self.status
+
+    async def read(self, seconds: float) -> bytes:
+        """What has come of the body, at least one byte; b"" at its end."""
+        until = self._loop.time() + seconds
+        while not self._pieces:
+            if self._complete:
+                return b""
+            if self._error is not None:
+                raise self._error
+            await self._wait(until - self._loop.time())
+        data = self._pieces.popleft() if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._buffered = 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return data
+
+    def release(self) -> None:
+        """The owner is done with it. An answer that is not complete is cut off, which tells the pod."""
+        if self._complete and not self._pieces and self.usable and self._reusable():
+            self._pool.put(self)
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        if self._error is None:
+            self._error = UpstreamLost("the connection was dropped")
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _reusable(self) -> bool:
+        return not self._until_close and bool(self._parser.should_keep_alive())
+
+    async def _wait(self, seconds: float) -> None:
+        waiter = self._waiter = self._loop.create_future()
+        timer = self._loop.call_later(max(0.0, seconds), _expire, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self._pool.open += 1
+
+    def data_received(self, data: bytes) -> None:
+        if not self.used or self._complete:
+            # Bytes nobody asked for: another answer's, for all we know.
+            self._fail("the pod sent bytes outside of an answer")
+            return
+        self.answering = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(f"the pod's answer is not HTTP: {error}")
+            return
+        if self._buffered > _HIGH_WATER and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._until_close and self.status and error is None:
+            self._complete = True
+        if self._error is None:
+            self._error = UpstreamLost(f"the pod closed the connection{f': {error}' if error else ''}")
+        self._transport = None
+        self._pool.lost(self)
+        self._wake()
+
+    def _fail(self, message: str) -> None:
+        if self._error is None:
+            self._error = UpstreamLost(message)
+        if self._transport is not None:
+            self._transport.abort()
+        self._wake()
+
+    # httptools
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > _MAX_HEADERS:
+            raise ValueError("headers are too long")
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        self._ignore = status < 200
+        self.status = status
+        if not self._ignore and status not in (204, 304):
+            names = {name for name, _ in self.headers}
+            self._until_close = b"content-length" not in names and b"transfer-encoding" not in names
+
+    def on_body(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self._buffered += len(data)
+
+    def on_message_complete(self) -> None:
+        if self._ignore:  # 100 Continue, 103 Early Hints: the answer is yet to come
+            self._ignore = False
+            self.status = 0
+            self.headers = []
+            return
+        self._complete = True
+
+
+def _expire(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_exception(UpstreamTimeout("the pod did not answer in time"))
+
+
+class Pool:
+    """Idle connections to one pod, last used first."""
+
+    __slots__ = (
+        "_closed",
+        "_idle",
+        "_loop",
+        "_max_idle",
+        "address",
+        "connect_seconds",
+        "idle_seconds",
+        "open",
+    )
+
+    def __init__(
+        self, address: str, *, connect_seconds: float = 2.0, idle_seconds: float = 4.0, max_idle: int = 512
+    ) -> None:
+        """`address`: host:port. `idle_seconds` lies below the keep-alive timeout of common servers (5 s)."""
+        self.address = address
+        self.connect_seconds = connect_seconds
+        self.idle_seconds = idle_seconds
+        self._max_idle = max_idle
+        self._idle: deque[Connection] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self.open = 0
+        """Connections that exist, idle ones included."""
+
+    async def take(self, *, fresh: bool = False) -> Connection:
+        """An idle connection, or a new one. `fresh`: a new one in any case."""
+        now = time.monotonic()
+        while self._idle and not fresh:
+            connection = self._idle.pop()
+            if connection.usable and now - connection.idle_since < self.idle_seconds:
+                return connection
+            connection.abort()
+        host, port = split_address(self.address)
+        try:
+            async with asyncio.timeout(self.connect_seconds):
+                _, made = await self._loop.create_connection(lambda: Connection(self, self._loop), host, port)
+        except TimeoutError:
+            raise UpstreamTimeout(f"{self.address} took no connection in time") from None
+        except OSError as error:
+            raise ConnectFailed(f"cannot connect to {self.address}: {error.strerror or error}") from None
+        return made
+
+    def put(self, connection: Connection) -> None:
+        if self._closed or len(self._idle) >= self._max_idle:
+            connection.abort()
+            return
+        connection.idle_since = time.monotonic()
+        self._idle.append(connection)
+
+    def lost(self, connection: Connection) -> None:
+        self.open -= 1
+        with contextlib.suppress(ValueError):
+            self._idle.remove(connection)
+
+    def close(self) -> None:
+        """Drop what is idle now and whatever is released later."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().abort()
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """host:port, the host of IPv6 in brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
