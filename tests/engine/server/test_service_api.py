@@ -107,6 +107,10 @@ def test_metrics_count_requests_tokens_and_times(server: LiveServer) -> None:
 
 
 def test_metrics_parse_and_follow_the_naming_rules(server: LiveServer) -> None:
+    server.post(
+        "/v1/completions", prompt="Words that nobody has sent before. " * 8, max_tokens=3, ignore_eos=True
+    )
+    server.until(lambda: server.metric("prefill_tokens_per_second") > 0)
     with server.http as http:
         response = http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=")
@@ -117,4 +121,5 @@ def test_metrics_parse_and_follow_the_naming_rules(server: LiveServer) -> None:
         assert family.documentation
         assert sum(sample.name.endswith("_total") for sample in family.samples) in (0, len(family.samples))
         assert all(set(s.labels) <= {"endpoint", "outcome", "priority_class", "le"} for s in family.samples)
-    assert server.metric("kv_blocks") > 0
+    for name in ("kv_blocks", "steps_total", "decode_step_seconds", "prefill_tokens_per_second"):
+        assert server.metric(name) > 0, name

@@ -20,7 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from leadline.engine.core.stats import SchedulerStats
+from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.errors import DeadlineExceeded, QueueFull, QueueTimeout, RequestError
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.server.http import ClientGone
@@ -35,8 +35,8 @@ _TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 
 _REQUEST = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _QUEUE = (0.001, 0.005, 0.02, 0.1, 0.3, 1, 3, 10, 30, 60, 120)
 
-EngineState = Callable[[], "tuple[SchedulerStats, float, bool] | None"]
-"""() → (stats, heartbeat age in seconds, ready), or None while there is no engine."""
+EngineState = Callable[[], "tuple[SchedulerStats, Speeds, float, bool] | None"]
+"""() → (stats, speeds, heartbeat age in seconds, ready), or None while there is no engine."""
 
 
 class Metrics:
@@ -161,11 +161,15 @@ class _CoreCollector(Collector):
         def gauge(name: str, text: str, value: float) -> Metric:
             return GaugeMetricFamily(f"leadline_engine_{name}", text, value=value)
 
-        yield gauge("ready", "1 while the server takes requests.", float(state is not None and state[2]))
+        yield gauge("ready", "1 while the server takes requests.", float(state is not None and state[3]))
         if state is None:
             return
-        stats, age, _ = state
+        stats, speeds, age, _ = state
         yield gauge("heartbeat_age_seconds", "Time since the core's loop last went round.", age)
+        yield gauge(
+            "decode_step_seconds", "Recent mean time of a step that only decodes.", speeds.decode_step_seconds
+        )
+        yield gauge("prefill_tokens_per_second", "Recent rate of prefill.", speeds.prefill_tokens_per_second)
         yield gauge("running_requests", "Sequences that hold KV blocks.", stats.running)
         waiting = GaugeMetricFamily(
             "leadline_engine_waiting_requests", "Sequences without a slot.", labels=["priority_class"]

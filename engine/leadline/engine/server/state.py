@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from leadline.engine.async_engine import AsyncEngine
-from leadline.engine.core.stats import SchedulerStats
+from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.errors import EngineDead
 from leadline.engine.server.http import ApiError
 from leadline.engine.server.metrics import Metrics
@@ -63,15 +63,15 @@ class ServerState:
             return False, f"the engine's loop has not moved for {age:.0f} s"
         return True, "ready"
 
-    def core_state(self) -> tuple[SchedulerStats, float, bool] | None:
-        """For the metrics: (stats, heartbeat age, ready)."""
+    def core_state(self) -> tuple[SchedulerStats, Speeds, float, bool] | None:
+        """For the metrics: (stats, speeds, heartbeat age, ready)."""
         if self.engine is None:
             return None
         try:
-            stats, age = self.engine.stats(), self.engine.check_ready()
+            stats, speeds, age = self.engine.stats(), self.engine.speeds(), self.engine.check_ready()
         except EngineDead:
             return None
-        return stats, age, self.ready()[0]
+        return stats, speeds, age, self.ready()[0]
 
 
 def _unavailable(message: str, code: str, *, retry_after: int) -> ApiError:
