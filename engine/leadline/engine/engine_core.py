@@ -17,8 +17,7 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,7 +39,7 @@ from leadline.engine.sampling_params import StructuredSpec
 if TYPE_CHECKING:
     from leadline.engine.hub.local import LocalModel
 
-__all__ = ["EngineCore", "Grammar", "GrammarFactory", "Speeds", "calm_garbage_collector"]
+__all__ = ["EngineCore", "Grammar", "GrammarFactory", "Speeds"]
 
 logger = logging.getLogger("leadline.engine.core")
 
@@ -299,18 +298,3 @@ _NOT_LAUNCHED = _NotLaunched()
 
 def _average(old: float, new: float) -> float:
     return new if old == 0.0 else old + _EMA * (new - old)
-
-
-@contextmanager
-def calm_garbage_collector() -> Iterator[None]:
-    """Keep full collections out of a busy loop in a process that is not ours alone (E26).
-
-    With thousands of live requests one costs 100 ms and more. Young objects are still collected; afterwards
-    the collector works as before.
-    """
-    before = gc.get_threshold()
-    gc.set_threshold(50_000, 50, 1_000_000)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)

@@ -17,11 +17,12 @@ from typing import Any
 import msgspec
 
 from leadline.engine.config import EngineConfig
-from leadline.engine.engine_core import EngineCore, calm_garbage_collector
+from leadline.engine.engine_core import EngineCore
 from leadline.engine.errors import EngineError, QueueFull, RequestError
 from leadline.engine.frontend.collector import OutputCollector
 from leadline.engine.frontend.output_processor import OutputProcessor
 from leadline.engine.frontend.validation import RequestBuilder
+from leadline.engine.garbage import calm_garbage_collector
 from leadline.engine.hub import resolve_model
 from leadline.engine.messages import CoreRequest
 from leadline.engine.outputs import OutputDelta, RequestOutput

@@ -1,6 +1,6 @@
 """The model runner: executes step plans on one device.
 
-    launch(plan):  apply (released, entered, grown) ┬▶ build inputs ▶ compute ▶ sample ┬▶ copy to host ▶ handle
+    launch(plan):  apply (released, entered, grown) → build inputs → compute → copy to host → handle
                                                     └▶ replay a graph (decode steps) ──┘
 
 `launch` never waits for the device: everything it needs is on the host already, or stays on the device
