@@ -124,8 +124,9 @@ class Publisher:
         twice."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            while not task.done():  # a client library may swallow a cancellation, too
+                task.cancel()
+                await asyncio.wait({task}, timeout=0.1)
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(self._sign_off(), patience)
         with contextlib.suppress(Exception):
@@ -172,8 +173,10 @@ class Publisher:
             due = min(due, self._next_snapshot)
         self._news.clear()
         if not self._log.pending:
+            # Not wait_for: before Python 3.12 it forgets a cancellation that comes together with the news.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), max(0.0, due - time.monotonic()))
+                async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                    await self._news.wait()
         if self._log.pending:
             await asyncio.sleep(max(0.0, self._next_batch - time.monotonic()))
 

@@ -115,8 +115,9 @@ class RedisSync:
         """End the task and the connection. May be called twice."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            while not task.done():  # a client library may swallow a cancellation
+                task.cancel()
+                await asyncio.wait({task}, timeout=0.1)
         with contextlib.suppress(Exception):
             await self._redis.aclose()
 
