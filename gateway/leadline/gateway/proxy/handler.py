@@ -61,6 +61,13 @@ class UnsupportedEncoding(RequestError):
     status = 415
 
 
+class InternalError(RequestError):
+    """Our mistake."""
+
+    status = 500
+    type = "server_error"
+
+
 class _ClientGone(Exception):
     """It left before its request was complete."""
 
@@ -112,9 +119,8 @@ class ProxyHandler:
             logger.exception("a request failed unexpectedly")
             exchange.status = 500
             if not client.started:
-                error = RequestError("internal error; the gateway's log says more", code="internal_error")
-                error.status, error.type = 500, "server_error"
-                await error_answer(error, client, [])
+                fault = InternalError("internal error; the gateway's log says more", code="internal_error")
+                await error_answer(fault, client, [])
         finally:
             watch.stop()
             self.in_flight -= 1

@@ -52,6 +52,7 @@ class Connection(asyncio.Protocol):
         "_error",
         "_header_bytes",
         "_ignore",
+        "_keep_alive",
         "_loop",
         "_parser",
         "_paused",
@@ -91,6 +92,7 @@ class Connection(asyncio.Protocol):
         self._ignore = False
         self._until_close = False
         self._complete = False
+        self._keep_alive = False
 
     # For the owner
 
@@ -141,7 +143,7 @@ class Connection(asyncio.Protocol):
 
     def release(self) -> None:
         """The owner is done with it. An answer that is not complete is cut off, which tells the pod."""
-        if self._complete and not self._pieces and self.usable and self._reusable():
+        if self._complete and not self._pieces and self.usable and self._keep_alive:
             self._pool.put(self)
         else:
             self.abort()
@@ -151,9 +153,6 @@ class Connection(asyncio.Protocol):
             self._error = UpstreamLost("the connection was dropped")
         if self._transport is not None:
             self._transport.abort()
-
-    def _reusable(self) -> bool:
-        return not self._until_close and bool(self._parser.should_keep_alive())
 
     async def _wait(self, seconds: float) -> None:
         waiter = self._waiter = self._loop.create_future()
@@ -237,6 +236,7 @@ class Connection(asyncio.Protocol):
             self.headers = []
             return
         self._complete = True
+        self._keep_alive = not self._until_close and bool(self._parser.should_keep_alive())
 
 
 def _expire(waiter: "asyncio.Future[None]") -> None:
