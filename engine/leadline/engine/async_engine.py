@@ -7,9 +7,9 @@
 
 Everything here runs in one event loop's thread:
 
-    generate ──validate──▶ OutputProcessor.add ──Add──▶ core process
+    generate ──validate──▶ Streams.open ──────Add──────▶ core process
        ▲                                                    │ one Outputs message a step
-       └── deque of the request ◀── OutputProcessor.process ◀┘
+       └── deque of the request ◀───── Streams.deliver ◀─────┘
 
 A request's deque is bounded by its own max_tokens, so a slow reader holds up nobody and costs no more
 memory than its answer. Closing the iterator (or cancelling the task inside it) aborts the request in the
@@ -20,37 +20,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from leadline.engine import wire
 from leadline.engine.config import EngineConfig
 from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.core_client import DEFAULT_FACTORY, CoreClient
-from leadline.engine.errors import (
-    DeadlineExceeded,
-    EngineDead,
-    EngineError,
-    LeadlineError,
-    QueueTimeout,
-)
+from leadline.engine.errors import EngineDead, LeadlineError
 from leadline.engine.frontend.output_processor import OutputProcessor
 from leadline.engine.frontend.validation import RequestBuilder
 from leadline.engine.messages import CoreRequest, PriorityClass
 from leadline.engine.models.config import ModelConfig, load_model_config
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.sampling_params import SamplingParams
+from leadline.engine.streams import Streams
 from leadline.protocol.openai.service import PrefixChain
 from leadline.protocol.text.chat import ChatRenderer
 from leadline.protocol.text.prompts import PromptInput, prompt_token_ids
 from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = ["AsyncEngine", "WarmupReport"]
-
-logger = logging.getLogger("leadline.engine")
 
 _INLINE_CHARACTERS = 16_384
 
@@ -83,26 +74,6 @@ class _Texts:
         return cls(tokenizer, renderer, load_model_config(path))
 
 
-@dataclass(slots=True)
-class _Stream:
-    """One request between the core and its reader."""
-
-    request_id: str
-    children: list[str]
-    items: deque[OutputDelta] = field(default_factory=deque)
-    error: LeadlineError | None = None
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    open_choices: int = 1
-
-    def put(self, delta: OutputDelta) -> None:
-        self.items.append(delta)
-        self.news.set()
-
-    def fail(self, error: LeadlineError) -> None:
-        self.error = self.error or error
-        self.news.set()
-
-
 class AsyncEngine:
     """See the module docstring. Attributes: config, tokenizer, renderer, model_config, builder,
     max_model_len, served_name, prefix_chain (what block hashes start from; None without prefix caching)."""
@@ -118,15 +89,10 @@ class AsyncEngine:
         self.model_config: ModelConfig
         self.builder: RequestBuilder
         self._client: CoreClient
-        self._processor: OutputProcessor
+        self._streams: Streams
         self._on_progress: ProgressFn | None = None
         self._on_cache_change: CacheChangeFn | None = None
-        self._streams: dict[str, _Stream] = {}
-        self._owner: dict[str, _Stream] = {}
-        """Core request id → its stream."""
         self._draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @classmethod
     async def start(
@@ -178,7 +144,7 @@ class AsyncEngine:
                 ready.max_model_len,
                 ready.num_kv_blocks * config.block_size,
             )
-            self._processor = OutputProcessor(self.tokenizer)
+            self._streams = Streams(OutputProcessor(self.tokenizer), self._send_abort)
             self._client.dead.add_done_callback(self._on_death)
         except BaseException:
             await self._client.stop()
@@ -269,20 +235,14 @@ class AsyncEngine:
         if self._draining:
             raise EngineDead("the engine is shutting down")
         self._client.check_alive()
-        children = self._processor.add(request)
-        stream = _Stream(
-            request.request_id, [child.request_id for child in children], open_choices=len(children)
-        )
-        self._streams[request.request_id] = stream
-        self._owner.update(dict.fromkeys(stream.children, stream))
-        self._idle.clear()
+        stream = self._streams.open(request)
         try:
-            self._client.send(wire.Add(children))
-            async with contextlib.aclosing(self._pump(stream)) as deltas:
+            self._client.send(wire.Add(stream.children))
+            async with contextlib.aclosing(stream.deltas()) as deltas:
                 async for delta in deltas:
                     yield delta
         finally:
-            self._forget(stream)
+            self._streams.close(stream)
 
     async def warmup(self, prompts: Sequence[str | Sequence[int]], *, cache_salt: str = "") -> WarmupReport:
         """Compute the KV of prompts (one greedy token each), so that later requests find it cached."""
@@ -351,57 +311,24 @@ class AsyncEngine:
         """Admit nothing more, wait up to `seconds` for running requests, abort the rest; returns how many."""
         self._draining = True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), seconds)
-        left = list(self._streams.values())
-        for stream in left:
-            self._abort(stream)
-            stream.fail(EngineDead("the server shut down before the request finished"))
-        return len(left)
+            await asyncio.wait_for(self._streams.idle.wait(), seconds)
+        return self._streams.fail_all(EngineDead("the server shut down before the request finished"))
 
     async def stop(self) -> None:
         """End the core process and every request that is left. Safe to call twice."""
         self._draining = True
-        for stream in list(self._streams.values()):
-            stream.fail(EngineDead("the engine is shutting down"))
+        self._streams.fail_all(EngineDead("the engine is shutting down"))
         await self._client.stop()
-
-    async def _pump(self, stream: _Stream) -> AsyncGenerator[OutputDelta, None]:
-        while stream.open_choices:
-            while stream.items:
-                delta = stream.items.popleft()
-                if delta.finish_reason is not None:
-                    stream.open_choices -= 1
-                    _raise_unless_finished(delta)
-                yield delta
-            if not stream.open_choices:
-                return
-            if stream.error is not None:
-                raise stream.error
-            stream.news.clear()
-            await stream.news.wait()
 
     def _on_message(self, message: wire.FromCore) -> None:
         match message:
             case wire.Outputs(outputs):
-                aborts: list[str] = []
-                for output in outputs:
-                    deltas, to_abort = self._processor.process(output)
-                    aborts += to_abort
-                    for delta in deltas:
-                        stream = self._streams.get(delta.request_id)
-                        if stream is not None:
-                            stream.put(delta)
-                if aborts:
-                    self._send_abort(aborts)
+                self._streams.deliver(outputs)
             case wire.CacheChange():
                 if self._on_cache_change is not None:
                     self._on_cache_change(message)
-            case wire.Rejected(request_id, kind, text, param, code, retry_after):
-                stream = self._owner.get(request_id)
-                if stream is not None:
-                    stream.fail(
-                        wire.error_from_kind(kind, text, param=param, code=code, retry_after=retry_after)
-                    )
+            case wire.Rejected():
+                self._streams.reject(message)
             case wire.Progress():
                 if self._on_progress is not None:
                     self._on_progress(message)
@@ -410,35 +337,8 @@ class AsyncEngine:
         if future.cancelled():
             return
         reason = future.result()
-        for stream in list(self._streams.values()):
-            stream.fail(EngineDead(f"the engine stopped while serving the request: {reason}"))
-
-    def _abort(self, stream: _Stream) -> None:
-        children = self._processor.abort(stream.request_id)
-        if children:
-            self._send_abort(children)
+        self._streams.fail_all(EngineDead(f"the engine stopped while serving the request: {reason}"))
 
     def _send_abort(self, request_ids: list[str]) -> None:
         with contextlib.suppress(EngineDead):
             self._client.send(wire.Abort(request_ids))
-
-    def _forget(self, stream: _Stream) -> None:
-        self._abort(stream)
-        self._streams.pop(stream.request_id, None)
-        for child in stream.children:
-            self._owner.pop(child, None)
-        if not self._streams:
-            self._idle.set()
-
-
-def _raise_unless_finished(delta: OutputDelta) -> None:
-    """Endings that are failures reach the caller as exceptions."""
-    match delta.finish_reason:
-        case "queue_timeout":
-            raise QueueTimeout(delta.error or "the request waited longer than its queue timeout")
-        case "deadline":
-            raise DeadlineExceeded(delta.error or "the request's deadline passed before it finished")
-        case "error":
-            raise EngineError(delta.error or "the engine failed while serving the request")
-        case "abort":
-            raise EngineError(delta.error or "the request was aborted")
