@@ -1,0 +1,149 @@
+"""Row P9: whoever waits for an answer that nobody wants any more is told within a second. And P16 at random."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+
+import httpx
+import pytest
+from gateway_rig import (
+    CHAT,
+    STREAM,
+    STREAM_HEAD,
+    Received,
+    ScriptedPod,
+    answer,
+    busy,
+    chunked,
+    gateway_to,
+    ok,
+    pods,
+    sse,
+    status,
+    until,
+)
+
+
+async def endless(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+    """Streams until somebody stops it."""
+    writer.write(STREAM_HEAD)
+    for number in range(100_000):
+        writer.write(chunked(sse({"choices": [{"index": 0, "delta": {"content": f" {number}"}}]})))
+        await writer.drain()
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
+async def test_the_pod_is_told_when_the_client_leaves_before_the_first_byte(body: object) -> None:
+    async with pods(busy) as (pod,), gateway_to(pod.address) as rig:
+        asking = asyncio.ensure_future(rig.post(body))
+        await until(lambda: len(pod.completions) == 1)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert await until(lambda: pod.dropped == 1) < 1.0
+        await rig.settled()
+        assert await rig.metric("requests_total", code="499") == 1
+        assert rig.pods["pod-0"].circuit.failures == 0  # type: ignore[attr-defined]
+
+
+async def test_the_pod_is_told_when_the_client_leaves_in_mid_stream() -> None:
+    async with pods(endless) as (pod,), gateway_to(pod.address) as rig, rig.client() as client:
+        async with client.stream("POST", "/v1/chat/completions", json=STREAM) as got:
+            await anext(got.aiter_bytes())
+        assert await until(lambda: pod.dropped == 1) < 1.0
+        await rig.settled()
+
+
+async def test_the_pod_is_told_when_the_client_stops_reading_and_leaves() -> None:
+    """The gateway is stuck in writing then, not in reading."""
+
+    async def flood(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        while True:
+            writer.write(chunked(sse("x" * 60_000)))
+            await writer.drain()
+
+    async with pods(flood) as (pod,), gateway_to(pod.address) as rig:
+        host, port = rig.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        body = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}'
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+        writer.write(body)
+        await until(lambda: rig.pods["pod-0"].in_flight == 1)
+        await until(lambda: any(w.transport.get_write_buffer_size() > 60_000 for w in pod._writers))
+        writer.transport.abort()
+        assert await until(lambda: pod.dropped == 1) < 1.0
+        await rig.settled()
+
+
+async def test_a_client_that_leaves_while_it_waits_for_room_leaves_the_queue() -> None:
+    async with pods(ok) as (pod,), gateway_to(pod.address) as rig:
+        rig.pods["pod-0"].ready = False
+        service = rig.gateway.table.get("default/m")
+        assert service is not None
+        asking = asyncio.ensure_future(rig.post())
+        await until(lambda: rig.gateway.admission.waiting(service) == 1)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert await until(lambda: rig.gateway.admission.waiting(service) == 0) < 1.0
+        await rig.settled()
+        assert pod.received == []
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_forgotten() -> None:
+    async with pods(ok) as (pod,), gateway_to(pod.address) as rig:
+        host, port = rig.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        await until(lambda: rig.gateway.in_flight == 1)
+        writer.transport.abort()
+        await rig.settled()
+        assert pod.received == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_the_books_close_whatever_happens(seed: int) -> None:
+    """Row P16: faults of all kinds and clients that leave at any moment, at random."""
+    rng = random.Random(seed)
+
+    async def moody(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(rng.random() * 0.02)
+        match rng.randrange(8):
+            case 0:
+                writer.transport.abort()
+            case 1:
+                await status(503, "Retry-After: 1")(pod, request, writer)
+            case 2:
+                await status(500)(pod, request, writer)
+            case 3:
+                writer.write(STREAM_HEAD + chunked(sse("half")))
+                await writer.drain()
+                await asyncio.sleep(rng.random() * 0.02)
+                writer.transport.abort()
+            case 4:
+                await endless(pod, request, writer)
+            case 5:
+                writer.write(answer(b"{}")[:-1])
+                await writer.drain()
+                writer.close()
+            case _:
+                await ok(pod, request, writer)
+
+    async def ask(rig: object) -> None:
+        body = rng.choice([CHAT, STREAM, {"model": "m"}, {**CHAT, "model": "no"}, {**CHAT, "deadline": 0.02}])
+        with contextlib.suppress(TimeoutError, httpx.HTTPError):
+            async with asyncio.timeout(rng.random() * 0.3):
+                await rig.post(body)  # type: ignore[attr-defined]
+
+    async with (
+        pods(moody, moody, moody) as servers,
+        gateway_to(*[pod.address for pod in servers], breaker_seconds=0.02, breaker_failures=2) as rig,
+    ):
+        for _ in range(5):
+            await asyncio.gather(*[ask(rig) for _ in range(12)])
+        await rig.settled()
+        for pod in rig.pods.values():
+            assert not pod.circuit.probing  # type: ignore[attr-defined]
+        assert await rig.metric("in_flight_requests") == 0

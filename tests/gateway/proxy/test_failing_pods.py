@@ -1,0 +1,308 @@
+"""Pods that fail, refuse, hang or leave: rows P8, P12, P13, P14, P16, P20."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+from gateway_rig import (
+    CHAT,
+    STREAM,
+    STREAM_HEAD,
+    Received,
+    Script,
+    ScriptedPod,
+    answer,
+    busy,
+    chunked,
+    gateway_to,
+    hang,
+    ok,
+    pods,
+    sse,
+    status,
+    until,
+)
+
+from leadline.gateway.proxy.breaker import CircuitBreaker
+
+
+async def _closed_port() -> str:
+    pod = await ScriptedPod(ok).start()
+    await pod.stop()
+    return pod.address
+
+
+async def reset(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+async def garbage(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
+
+
+async def half(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+    """Promises more than it sends."""
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n{")
+    await writer.drain()
+    writer.transport.abort()
+
+
+FAULTS: list[tuple[Script, str]] = [
+    (reset, "lost"),
+    (garbage, "lost"),
+    (half, "lost"),
+    (status(429, "Retry-After: 7"), "status_429"),
+    (status(503, "Retry-After: 7"), "status_503"),
+    (status(502), "status_502"),
+    (status(504), "status_504"),
+]
+
+
+@pytest.mark.parametrize("fault,reason", FAULTS, ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
+async def test_another_pod_is_tried_before_the_first_byte(fault: Script, reason: str, body: object) -> None:
+    async with (
+        pods(fault, ok) as (bad, good),
+        gateway_to(bad.address, good.address, service={"policy": "least-load"}) as rig,
+    ):
+        for _ in range(6):
+            got = await rig.post(body)
+            assert got.status_code == 200
+            assert got.headers["x-leadline-pod"] == "pod-1"
+        assert len(good.completions) == 6
+        assert await rig.metric("retries_total", reason=reason) >= 1
+        await rig.settled()
+
+
+async def test_a_pod_that_cannot_be_reached_is_passed_over() -> None:
+    async with pods(ok) as (good,), gateway_to(await _closed_port(), good.address) as rig:
+        for _ in range(10):
+            assert (await rig.post()).status_code == 200
+        breaker = rig.pods["pod-0"].circuit
+        assert isinstance(breaker, CircuitBreaker)
+        assert breaker.failures <= 4  # open after three; one probe may have been let through
+        await rig.settled()
+
+
+@pytest.mark.parametrize("code", [429, 503])
+async def test_when_all_pods_refuse_the_refusal_and_its_retry_after_are_passed_on(code: int) -> None:
+    script = status(code, "Retry-After: 7")
+    async with pods(script, script) as (one, two), gateway_to(one.address, two.address) as rig:
+        got = await rig.post()
+        assert got.status_code == code
+        assert got.headers["retry-after"] == "7"
+        assert got.json()["error"]["message"] == f"no {code}"
+        assert len(one.completions) == len(two.completions) == 1
+        await rig.settled()
+
+
+async def test_when_no_pod_can_be_reached_the_answer_says_so() -> None:
+    async with gateway_to(await _closed_port(), await _closed_port()) as rig:
+        got = await rig.post()
+        assert got.status_code == 502
+        assert got.json()["error"]["code"] == "upstream_unreachable"
+        await rig.settled()
+
+
+@pytest.mark.parametrize("code", [400, 401, 404, 413, 422])
+async def test_client_errors_are_passed_on_and_open_no_circuit(code: int) -> None:
+    async with pods(status(code), ok) as (bad, good), gateway_to(bad.address, good.address) as rig:
+        rig.pods["pod-1"].ready = False
+        for _ in range(8):
+            assert (await rig.post()).status_code == code
+        assert len(bad.completions) == 8
+        assert rig.pods["pod-0"].circuit.allows(time.monotonic())
+        assert good.completions == []
+
+
+async def test_full_pods_open_no_circuit() -> None:
+    async with pods(status(503, "Retry-After: 1")) as (pod,), gateway_to(pod.address) as rig:
+        for _ in range(8):
+            assert (await rig.post()).status_code == 503
+        assert len(pod.completions) == 8
+
+
+async def test_a_circuit_opens_on_server_errors_and_closes_when_the_pod_is_well_again() -> None:
+    sick = True
+
+    async def script(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        if sick and request.method == "POST":
+            writer.write(answer(b"{}", status=500))
+        else:
+            await ok(pod, request, writer)
+
+    async with (
+        pods(script) as (pod,),
+        gateway_to(pod.address, config={"admission": _no_wait()}) as rig,
+    ):
+        for _ in range(3):
+            assert (await rig.post()).status_code == 500
+        refused = await rig.post()
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        assert len(pod.completions) == 3
+        assert await rig.metric("circuit_state", pod="pod-0") == 2
+        sick = False
+        breaker = rig.pods["pod-0"].circuit
+        await until(lambda: breaker.allows(time.monotonic()))
+        assert (await rig.post()).status_code == 200
+        assert await rig.metric("circuit_state", pod="pod-0") == 0
+        await rig.settled()
+
+
+def _no_wait() -> object:
+    from leadline.gateway.config import AdmissionConfig
+
+    return AdmissionConfig(hold_without_pods_seconds=0.0)
+
+
+def test_a_half_open_circuit_lets_one_request_try() -> None:
+    breaker = CircuitBreaker(failures=2, seconds=1.0, max_seconds=3.0)
+    breaker.begin()
+    assert not breaker.failed(0.0)
+    assert breaker.failed(0.0)
+    assert not breaker.allows(0.9)
+    assert breaker.allows(1.0)
+    breaker.begin()
+    assert not breaker.allows(1.0)
+    assert breaker.failed(1.0)  # twice as long now
+    assert not breaker.allows(2.9)
+    assert breaker.allows(3.0)
+    breaker.begin()
+    breaker.abandoned()  # the client left: somebody else may try
+    assert breaker.allows(3.0)
+    breaker.begin()
+    breaker.succeeded()
+    assert breaker.allows(3.0)
+    assert breaker.failures == 0
+
+
+async def test_an_error_of_the_engine_is_not_tried_again() -> None:
+    """It may be this request's doing: no pod shall be its next victim."""
+    async with pods(status(500), status(500)) as (one, two), gateway_to(one.address, two.address) as rig:
+        assert (await rig.post()).status_code == 500
+        assert len(one.completions) + len(two.completions) == 1
+
+
+async def test_nothing_is_tried_again_once_a_byte_went_out() -> None:
+    async def breaks(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunked(sse({"choices": [{"index": 0, "delta": {"content": "One"}}]})))
+        await writer.drain()
+        writer.transport.abort()
+
+    async with pods(breaks, breaks) as (one, two), gateway_to(one.address, two.address) as rig:
+        got = await rig.post(STREAM)
+        assert got.status_code == 200
+        assert len(one.completions) + len(two.completions) == 1
+        events = got.text.strip().split("\n\n")
+        assert len(events) == 2
+        assert '"code":"upstream_lost"' in events[1]
+        assert "[DONE]" not in got.text
+        await rig.settled()
+
+
+async def test_a_pod_that_hangs_is_left_for_another() -> None:
+    async with (
+        pods(hang, ok) as (bad, good),
+        gateway_to(bad.address, good.address, probe_after=0.2, probe_timeout=0.2) as rig,
+    ):
+        rig.pods["pod-1"].ready = False
+        waiting = asyncio.ensure_future(rig.post())
+        await until(lambda: len(bad.completions) == 1)
+        rig.pods["pod-1"].ready = True
+        got = await waiting
+        assert got.status_code == 200
+        assert got.headers["x-leadline-pod"] == "pod-1"
+        assert await rig.metric("retries_total", reason="timeout") == 1
+        await rig.settled()
+
+
+async def test_a_pod_that_is_slow_but_well_is_waited_for() -> None:
+    async def slow(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.method == "POST":
+            await until(lambda: sum(one.method == "GET" for one in pod.received) >= 3)
+        await ok(pod, request, writer)
+
+    async with (
+        pods(slow, ok) as (one, two),
+        gateway_to(one.address, two.address, probe_after=0.1, probe_timeout=5.0) as rig,
+    ):
+        rig.pods["pod-1"].ready = False
+        assert (await rig.post()).status_code == 200
+        assert two.completions == []
+
+
+async def test_the_first_byte_is_waited_for_no_longer_than_the_limit() -> None:
+    async with pods(busy) as (pod,), gateway_to(pod.address, first_byte_timeout=0.2) as rig:
+        got = await rig.post()
+        assert got.status_code == 504
+        assert got.json()["error"]["code"] == "upstream_timeout"
+        await until(lambda: pod.dropped == 1)
+        await rig.settled()
+
+
+async def test_a_deadline_of_the_request_bounds_all_attempts() -> None:
+    async with pods(busy, busy) as (one, two), gateway_to(one.address, two.address) as rig:
+        began = time.monotonic()
+        got = await rig.post({**CHAT, "deadline": 0.3})
+        assert got.status_code == 504
+        assert got.json()["error"]["code"] == "deadline_exceeded"
+        assert time.monotonic() - began < 2
+        await rig.settled()
+
+
+async def test_a_terminating_pod_gets_nothing_new_and_finishes_its_streams() -> None:
+    """Row P8."""
+    more = asyncio.Event()
+
+    async def script(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunked(sse("one")))
+        await more.wait()
+        writer.write(chunked(sse("[DONE]")) + b"0\r\n\r\n")
+
+    async with pods(script, ok) as (old, new), gateway_to(old.address, new.address) as rig, rig.client() as c:
+        rig.pods["pod-1"].ready = False
+        async with c.stream("POST", "/v1/chat/completions", json=STREAM) as stream:
+            assert stream.headers["x-leadline-pod"] == "pod-0"
+            rig.pods["pod-1"].ready = True
+            rig.pods["pod-0"].terminating = True
+            for _ in range(6):
+                assert (await rig.post()).headers["x-leadline-pod"] == "pod-1"
+            more.set()
+            assert (await stream.aread()).endswith(b"data: [DONE]\n\n")
+        assert len(old.completions) == 1
+        await rig.settled()
+
+
+async def test_identical_prompts_at_once_spread_over_the_pods() -> None:
+    """Row P20."""
+
+    async def slow(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.3)  # not a wait for anything: it is how long this pod takes
+        await ok(pod, request, writer)
+
+    long = {**CHAT, "messages": [{"role": "user", "content": "again " * 500}]}
+    async with (
+        pods(slow, slow, slow) as servers,
+        gateway_to(*[pod.address for pod in servers]) as rig,
+    ):
+        got = await asyncio.gather(*[rig.post(long) for _ in range(30)])
+        share = Counter(one.headers["x-leadline-pod"] for one in got)
+        assert len(share) == 3
+        assert min(share.values()) >= 4
+        await rig.settled()
+
+
+async def test_a_service_without_pods_holds_requests_until_one_comes() -> None:
+    async with pods(ok) as (pod,), gateway_to(pod.address) as rig:
+        rig.pods["pod-0"].ready = False
+        waiting = asyncio.ensure_future(rig.post())
+        service = rig.gateway.table.get("default/m")
+        assert service is not None
+        await until(lambda: rig.gateway.admission.waiting(service) == 1)
+        rig.pods["pod-0"].ready = True
+        assert (await waiting).status_code == 200
+        await rig.settled()
