@@ -66,10 +66,10 @@ def tokens(llm: LLM, given: list[list[int]], params: list[SamplingParams]) -> li
 
 
 def replays(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of each graph step from here on."""
+    """Rows of each decode graph step from here on."""
     graphs, seen = llm.core.runner.graphs, []
-    inner = graphs.replay
-    monkeypatch.setattr(graphs, "replay", lambda plan: (seen.append(len(plan.rows)), inner(plan))[1])
+    inner = graphs._run_decode
+    monkeypatch.setattr(graphs, "_run_decode", lambda plan: (seen.append(len(plan.rows)), inner(plan))[1])
     return seen
 
 
@@ -145,9 +145,34 @@ def test_a_prompt_whose_prefix_is_cached_starts_in_a_graph_step(
     assert results[0] == results[1]
 
 
+def test_lone_prompts_of_any_length_get_the_tokens_of_eager_steps(
+    pair: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, in several chunks, after a cached prefix, drawn, greedy, and with a top-k."""
+    prefill, lengths = pair[1].core.runner.graphs.prefill, []
+    inner = prefill.replay
+    monkeypatch.setattr(prefill, "replay", lambda plan: (lengths.append(plan.rows[0].count), inner(plan))[1])
+    rng = random.Random(7)
+    stem = [rng.randrange(12000) for _ in range(150)]
+    for llm in pair:
+        llm.reset_prefix_cache()
+    for i, count in enumerate([2, 3, 15, 16, 17, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 400, 700]):
+        prompt = [rng.randrange(12000) for _ in range(count)]
+        given = stem + prompt if i % 3 == 0 else prompt
+        sampling = ({"temperature": 0.0}, {"temperature": 0.9}, {"temperature": 0.9, "top_k": 7})[i % 3]
+        params = SamplingParams(seed=i, ignore_eos=True, max_tokens=3, **sampling)
+        expected, found = (
+            llm.generate([given], params, use_tqdm=False)[0].outputs[0].token_ids for llm in pair
+        )
+        assert found == expected, f"{count} tokens"
+    assert len(lengths) > 17, "long prompts come in chunks of at most 256 tokens"
+    assert max(lengths) <= 256
+
+
 def test_the_report_states_graphs_time_and_memory(pair: tuple[LLM, LLM]) -> None:
     report = pair[1].core.runner.graph_report
     assert report.graphs == len(graph_sizes(ROWS))
+    assert report.prefill_graphs == len(pair[1].core.runner.graphs.prefill.lengths) > 0
     assert report.seconds > 0
     assert 0 <= report.bytes < 1 << 30
 
@@ -157,8 +182,9 @@ def test_sizes_cover_every_batch_with_little_padding(limit: int) -> None:
     sizes = graph_sizes(limit)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == limit
-    for rows in range(13, limit + 1):
-        assert min(size for size in sizes if size >= rows) <= rows * 1.25
+    for rows in range(1, limit + 1):
+        padding = min(size for size in sizes if size >= rows) - rows
+        assert padding < max(8, min(rows / 2, 64))
 
 
 def test_the_pool_leaves_room_for_the_graphs(folder: Path) -> None:

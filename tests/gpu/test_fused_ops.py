@@ -104,6 +104,38 @@ def test_rotary_heads_match_float64_and_fill_the_cache(
         assert (cache.flatten(0, 1)[untouched] == 7.0).all(), "a row that is nobody's was written"
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="programmatic dependent launch needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["plain", "norm", "norm, gated", "residual"])
+@pytest.mark.parametrize(
+    ("width", "outs"), [(1024, 4096), (2048, 1024), (576, 1000), (3072, 1024), (12288, 4096), (4096, 6144)]
+)
+def test_one_row_products_match_float64(width: int, outs: int, kind: str, dtype: torch.dtype) -> None:
+    from leadline.engine.models.triton_gemv import gemv
+
+    x = normal(1, width, dtype=dtype)
+    weight = normal(outs, width, dtype=dtype) * width**-0.5
+    norm_weight, residual = normal(width, dtype=dtype), normal(1, outs, dtype=dtype)
+    wide = x.double()
+    if "norm" in kind:
+        wide = norm(wide, norm_weight, 1e-6)
+    expected = wide @ weight.double().t()
+    if kind == "residual":
+        expected = expected + residual.double()
+    if "gated" in kind:
+        gate, up = expected.chunk(2, dim=-1)
+        expected = torch.nn.functional.silu(gate) * up
+    out = gemv(
+        x,
+        weight,
+        norm=(norm_weight, 1e-6) if "norm" in kind else None,
+        gated="gated" in kind,
+        residual=residual if kind == "residual" else None,
+    )
+    close(out, expected)
+    assert (out is residual) == (kind == "residual")
+
+
 def test_cuda_gets_the_fused_table_and_the_cpu_the_reference() -> None:
     assert ops.select_ops(torch.device("cuda")) is triton_ops.TRITON_OPS
     assert ops.select_ops(torch.device("cpu")) is ops.TORCH_OPS

@@ -27,6 +27,9 @@ __all__ = ["TritonBackend", "import_triton"]
 _QUERIES = 64
 """Query tokens a prefill CTA."""
 
+_PDL_ROWS = 64
+"""Up to so many rows the decode kernel starts before the one that makes q and the KV has ended."""
+
 
 def import_triton(setting: str) -> None:
     """Raise ConfigError, naming the setting that wants it, if Triton cannot be imported."""
@@ -169,6 +172,7 @@ class TritonBackend:
         batch, spec = self._batch, self.spec
         assert batch is not None
         tile, warps, stages = self._decode_tiles()
+        pdl = batch.kv_written and batch.num_rows <= _PDL_ROWS
         grid = (batch.num_decodes + self._target // spec.num_kv_heads) * spec.num_kv_heads
         decode_kernel[(grid,)](
             q,
@@ -196,8 +200,10 @@ class TritonBackend:
             TILE=tile,
             MERGE=max(1, min(8, 2048 // (self._group_pad * self._dim_tile))),
             PRECISION=self._precision,
+            PDL=pdl,
             num_warps=warps,
             num_stages=stages,
+            **({"launch_pdl": True} if pdl else {}),
         )
 
     def prefill(

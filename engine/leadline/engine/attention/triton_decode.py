@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 __all__ = ["CHUNK_STEP", "decode_items_kernel", "decode_kernel"]
 
@@ -90,6 +91,7 @@ def decode_kernel(
     TILE: tl.constexpr,
     MERGE: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """q [rows, KV_HEADS * GROUP, HEAD_DIM] with q_stride elements a row; caches [pages, BLOCK_SIZE, KV_HEADS,
     HEAD_DIM] with page_stride elements a page; out like q, contiguous.
@@ -104,6 +106,9 @@ def decode_kernel(
     packed = tl.load(items + item)
     num_items = tl.load(meta)
     chunk = tl.load(meta + 1)
+    if PDL:
+        # The work list is older than the kernel before this one; q and this step's KV are not.
+        gdc_wait()
     if item >= num_items:
         return
     row = packed & 0xFFFF
@@ -148,6 +153,8 @@ def decode_kernel(
         peak = new_peak
         page = next_page
 
+    if PDL:
+        gdc_launch_dependents()
     total = tl.sum(weight, axis=1)
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     num_chunks = tl.maximum(tl.cdiv(context, chunk), 1)

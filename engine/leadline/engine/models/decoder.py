@@ -71,15 +71,19 @@ class DecoderLayer:
         attend: AttentionFn,
         write: KVWrite | None,
     ) -> torch.Tensor:
+        q, k, v = self.rotate(self.qkv(x), cos, sin, write)
+        return self.o(attend(self.index, q, k, v).reshape(x.shape[0], -1))
+
+    def rotate(
+        self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, write: KVWrite | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k and v heads of the merged projection, normed and rotated; k and v in the cache if told to."""
         norms = target = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = (self.q_norm.weight, self.k_norm.weight, self.eps)
         if write is not None:
             target = (*write.caches[self.index], write.slot_mapping)
-        q, k, v = self.ops.rotary_heads(
-            self.qkv(x), cos, sin, self.num_heads, self.num_kv_heads, norms, target
-        )
-        return self.o(attend(self.index, q, k, v).reshape(x.shape[0], -1))
+        return self.ops.rotary_heads(qkv, cos, sin, self.num_heads, self.num_kv_heads, norms, target)
 
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self.ops.silu_and_mul(self.gate_up(x)))
@@ -142,6 +146,12 @@ class Decoder:
         self.following_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
         tied = self.embed if config.tie_word_embeddings else None
         self.head = VocabHead(config.vocab_size, config.hidden_size, place, tp, tied)
+        self.single_rows = False
+        """Steps of one row go through models/single_row.py."""
+        if self.writes_kv:
+            from leadline.engine.models.single_row import can_run_single_rows
+
+            self.single_rows = can_run_single_rows(self)
 
     def forward(
         self,
@@ -155,6 +165,10 @@ class Decoder:
         cos = self.cos[positions].unsqueeze(1)
         sin = self.sin[positions].unsqueeze(1)
         residual = self.embed(input_ids)
+        if self.single_rows and write is not None and len(input_ids) == 1:
+            from leadline.engine.models.single_row import single_row_layers
+
+            return single_row_layers(self, residual, cos, sin, attend, write)
         x = ops.rms_norm(residual, self.layers[0].input_norm.weight, eps)
         for layer, norm in zip(self.layers, self.following_norms, strict=True):
             x = layer.attention(x, cos, sin, attend, write)

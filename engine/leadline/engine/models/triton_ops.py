@@ -20,6 +20,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from leadline.engine.models.ops import HeadNorms, KVTarget, Ops
 
@@ -121,6 +122,7 @@ def _rotary_kernel(
     BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr,
     WRITE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """qkv [T, (Q_HEADS + 2 KV_HEADS) * DIM] contiguous; cos and sin [T, DIM], sin's first half negated.
 
@@ -135,6 +137,9 @@ def _rotary_kernel(
     rotated = heads < Q_HEADS + KV_HEADS
     mask = (heads < Q_HEADS + 2 * KV_HEADS)[:, None] & pair_ok[None, :]
     at = token * ((Q_HEADS + 2 * KV_HEADS) * DIM) + heads[:, None] * DIM + pairs[None, :]
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     first = tl.load(qkv + at, mask=mask, other=0.0)
     second = tl.load(qkv + at + HALF, mask=mask, other=0.0)
     x1 = first.to(tl.float32)
@@ -173,6 +178,10 @@ def _rotary_kernel(
             tl.store(v_cache + v_at + HALF, second, mask=v_mask)
 
 
+_PDL_TOKENS = 64
+"""Up to so many tokens the kernel starts before the one that makes qkv has ended: launch gaps count there."""
+
+
 def rotary_heads(
     qkv: torch.Tensor,
     cos: torch.Tensor,
@@ -187,6 +196,7 @@ def rotary_heads(
     heads = qkv.view(tokens, total, dim)
     q_weight, k_weight, eps = norms if norms is not None else (qkv, qkv, 0.0)
     k_cache, v_cache, slots = target if target is not None else (qkv, qkv, qkv)
+    pdl = qkv.is_cuda and tokens <= _PDL_TOKENS
     a_program = 4 if tokens < 128 else 8
     if tokens:
         _rotary_kernel[(tokens, triton.cdiv(total, a_program))](
@@ -208,7 +218,9 @@ def rotary_heads(
             BLOCK_SIZE=k_cache.shape[1],
             NORM=norms is not None,
             WRITE=target is not None,
+            PDL=pdl,
             num_warps=4,
+            **({"launch_pdl": True} if pdl else {}),
         )
     split = num_heads + num_kv_heads
     return heads[:, :num_heads], heads[:, num_heads:split], heads[:, split:]

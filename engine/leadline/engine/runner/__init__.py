@@ -6,7 +6,8 @@
     prompt_logprobs.py  log-probabilities of prompt tokens, bounded in memory
     handle.py        a launched step and its result
     decode_buffers.py  static buffers of a decode step, filled by one kernel from one upload
-    graphs.py        decode steps as CUDA graphs
+    graphs.py        steps as CUDA graphs: decode
+    prefill_graphs.py  steps of one chunk
     model_runner.py  ModelRunner: launch(plan) → handle
     build.py         device, dtype, context length and pool size of an EngineConfig; the runner itself
 

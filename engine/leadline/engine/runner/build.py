@@ -24,7 +24,8 @@ __all__ = ["build_runner", "resolve_context", "resolve_device", "resolve_dtype"]
 
 logger = logging.getLogger("leadline.engine.runner")
 
-_LEAST_GRAPH_BYTES = 1 << 20
+_BYTES_A_GRAPH = 2 << 20
+"""Of a graph itself; the pool and buffers that all of them share are measured."""
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
@@ -103,20 +104,26 @@ def build_runner(
         runner = _make_runner(config, model, num_blocks, length, device)
     if not config.enforce_eager:
         with out_of_memory_is_typed(config, "while capturing CUDA graphs"):
-            _capture(runner)
+            _capture(config, runner)
     return runner, length
 
 
-def _capture(runner: ModelRunner) -> None:
-    graphs = runner.make_graphs()
+def _longest_chunk(config: EngineConfig, length: int) -> int:
+    return min(config.max_num_batched_tokens, config.prefill_chunk or length, length)
+
+
+def _capture(config: EngineConfig, runner: ModelRunner) -> None:
+    graphs = runner.make_graphs(_longest_chunk(config, runner.max_model_len))
     if graphs is None:
         return
     report = graphs.capture()
     runner.graphs, runner.graph_report = graphs, report
     logger.info(
-        "captured %d decode graphs (batch sizes 1 to %d) in %.1f s, %.0f MiB",
+        "captured CUDA graphs: %d of 1 to %d decode rows, %d of chunks up to %d tokens; %.1f s, %.0f MiB",
         report.graphs,
         graphs.sizes[-1],
+        report.prefill_graphs,
+        max(graphs.prefill.lengths, default=0),
         report.seconds,
         report.bytes / 2**20,
     )
@@ -203,21 +210,19 @@ def _profile(config: EngineConfig, model: CausalLM, length: int, device: torch.d
 
 
 def _graph_bytes(config: EngineConfig, model: CausalLM, length: int, device: torch.device) -> int:
-    """Device memory that decode graphs will take: the largest captured for real, the others as the next
-    largest."""
+    """Device memory that graphs will take: the largest are captured for real, and show what the pool that
+    all of them share needs."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info(device)[0]
     runner = _make_runner(config, _OneLayerView(model), 1, length, device)
     runner.model, runner.kv_cache = model, runner.kv_cache * model.num_layers
-    graphs = runner.make_graphs()
+    graphs = runner.make_graphs(_longest_chunk(config, length))
     need = 0
     if graphs is not None:
-        graphs.capture(graphs.sizes[-1:])
+        graphs.capture(everything=False)
         need = before - torch.cuda.mem_get_info(device)[0]
-        if len(graphs.sizes) > 1:
-            more = max(graphs.capture(graphs.sizes[-2:-1]).bytes, _LEAST_GRAPH_BYTES)
-            need += more * (len(graphs.sizes) - 1)
+        need += _BYTES_A_GRAPH * (len(graphs.sizes) + len(graphs.prefill.lengths))
     del graphs, runner
     gc.collect()
     torch.cuda.empty_cache()

@@ -1,11 +1,13 @@
-"""Decode steps as CUDA graphs: captured once for a ladder of batch sizes, replayed at the next size up.
+"""Steps as CUDA graphs: captured once for a ladder of sizes, replayed at the next size up.
+
+Decode steps are here; steps of one chunk are in prefill_graphs.py and share everything but their inputs.
 
     host     one pinned upload, one graph launch
     device   fill buffers ─▶ embedding ─▶ layers ─▶ logits ─▶ draw tokens, write last_token
 
-A graph is fit for a plan whose rows all have one query token and all sample. Greedy rows and rows with a
-temperature get their token inside the graph; where a row needs more (penalties, truncation, bias, masks,
-log-probabilities) the graph's logits go on to the eager sampler, whose tokens overwrite the graph's.
+A decode graph is fit for a plan whose rows all have one query token and all sample. Greedy rows and rows
+with a temperature get their token inside the graph; where a row needs more (penalties, truncation, bias,
+masks, log-probabilities) the graph's logits go on to the eager sampler, whose tokens overwrite the graph's.
 
 All graphs share one memory pool and the static buffers: they run one after the other on one stream, and
 what a graph leaves in them is read before the next one starts.
@@ -16,6 +18,7 @@ from __future__ import annotations
 import bisect
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +28,7 @@ from leadline.engine.attention import AttentionBackend
 from leadline.engine.core.plan import StepPlan
 from leadline.engine.models.base import CausalLM, KVWrite
 from leadline.engine.runner.decode_buffers import DecodeBuffers, DecodeRows
+from leadline.engine.runner.prefill_graphs import PrefillGraphs
 from leadline.engine.runner.slots import SlotTables
 from leadline.engine.sampling import Sampler
 from leadline.engine.sampling.state import RANDOM
@@ -38,7 +42,7 @@ logger = logging.getLogger("leadline.engine.runner")
 def graph_sizes(max_rows: int) -> list[int]:
     """Batch sizes to capture, ascending: 1, 2, 4, by 8 to 64, by 16 to 256, by 64 above, and max_rows.
 
-    Padding then never adds more than a quarter to a step of more than 12 rows.
+    A padded row costs its share of the matrix products and no KV reads.
     """
     ladder = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows, 64)]
     return [size for size in ladder if size < max_rows] + [max_rows]
@@ -49,6 +53,8 @@ class CaptureReport:
     """What capturing cost."""
 
     graphs: int
+    """of decode steps"""
+    prefill_graphs: int
     seconds: float
     bytes: int
     """Device memory: graphs, their shared pool and the static buffers."""
@@ -58,7 +64,10 @@ class CaptureReport:
 class GraphStep:
     """A replayed step. `logits` [R, V] and `tokens` int64 [R] are overwritten by the next replay."""
 
-    rows: DecodeRows
+    slots: np.ndarray
+    """int64 [R], those that sample"""
+    positions: np.ndarray
+    """int64 [R]: where the sampled tokens will stand"""
     logits: torch.Tensor
     tokens: torch.Tensor
 
@@ -76,8 +85,9 @@ class DecodeGraphs:
         *,
         block_size: int,
         max_model_len: int,
+        max_tokens: int,
     ) -> None:
-        """Raises ValueError for a backend that cannot be captured."""
+        """max_tokens: most tokens of one chunk. Raises ValueError for a backend that cannot be captured."""
         if backend.graph_padding is None:
             raise ValueError(f"attention backend {backend.name!r} cannot be captured in a CUDA graph")
         max_rows = len(tables.known)
@@ -93,37 +103,47 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         # One stream for all captures: cuBLAS keeps a workspace for every stream it has seen.
         self._stream = torch.cuda.Stream()
+        self.prefill = PrefillGraphs(self, max_tokens)
 
     # -- capture ---------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def capture(self, sizes: list[int] | None = None) -> CaptureReport:
-        """Capture `sizes` (default: all), the largest first, so that the pool is big enough at once.
+    def capture(self, *, everything: bool = True) -> CaptureReport:
+        """Capture, the largest first, so that the pool is big enough at once; or only the largest of each.
 
         Steps of padding rows are run meanwhile: tables, cache and last tokens stay as they are.
         """
         began, free = time.perf_counter(), torch.cuda.mem_get_info()[0]
-        wanted = sorted(sizes or self.sizes, reverse=True)
-        for size in wanted:
+        self.prefill.settle_lengths()
+        lengths, sizes = self.prefill.lengths[::-1], self.sizes[::-1]
+        if not everything:
+            lengths, sizes = lengths[:1], sizes[:1]
+        for length in lengths:
+            self.prefill.capture(length)
+        for size in sizes:
             self._capture(size)
         torch.cuda.synchronize()
         used = free - torch.cuda.mem_get_info()[0]
-        return CaptureReport(len(wanted), time.perf_counter() - began, used)
+        return CaptureReport(len(sizes), len(lengths), time.perf_counter() - began, used)
 
     def _capture(self, size: int) -> None:
         self.buffers.send(None, size)
+        self._graphs[size] = self.capture_step(lambda: self._step(size))
+
+    def capture_step(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """A graph of what `step` launches; it is run once before."""
         stream = self._stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # Kernels are compiled, loaded and chosen by a plain run; none of that may happen in a capture.
-            self._step(size)
+            step()
             stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            self._step(size)
+            step()
             graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
-        self._graphs[size] = graph
+        return graph
 
     def _step(self, size: int) -> None:
         """What a graph holds. Allocates nothing that outlives it."""
@@ -135,37 +155,54 @@ class DecodeGraphs:
         hidden = model.forward(
             buffers.ids[:size],
             buffers.positions[:size],
-            self._attend,
+            self.attend,
             KVWrite(self.kv_cache, batch.slot_mapping) if written else None,
         )
         logits = model.compute_logits(hidden, self.logits[:size])
+        self.draw(logits, buffers.slots, buffers.next_positions, buffers.random)
+
+    def draw(
+        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, random: torch.Tensor
+    ) -> None:
+        """Sample into the static tokens and `last_token`; arguments as `Drawer` takes them."""
         state = self.sampler.state
         self.drawer(
             logits,
-            buffers.slots,
-            buffers.next_positions,
-            buffers.random,
+            slots,
+            positions,
+            random,
             state.temperature,
             state.seed,
-            buffers.tokens,
+            self.buffers.tokens,
             self.tables.last_token,
         )
 
-    def _attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return self.backend.forward(q, k, v, *self.kv_cache[layer])
 
     # -- replay ----------------------------------------------------------------------------------------------
 
-    def fits(self, plan: StepPlan) -> bool:
-        """Whether every row has one query token and samples."""
+    def run(self, plan: StepPlan) -> GraphStep | None:
+        """Apply the plan to the tables and replay its graph; None, and nothing done, if none fits."""
         rows = plan.rows
-        return (
-            bool(rows) and rows[-1].count == 1 and all(row.sample and not row.prompt_logprobs for row in rows)
+        if rows[-1].count == 1 and all(row.sample and not row.prompt_logprobs for row in rows):
+            return self._run_decode(plan)
+        if not self.prefill.fits(plan):
+            return None
+        self.tables.apply(plan)
+        self.prefill.replay(plan)
+        (row,) = rows
+        count = int(row.sample)
+        return GraphStep(
+            np.array([row.slot] * count, dtype=np.int64),
+            np.array([row.start + row.count] * count, dtype=np.int64),
+            self.logits[:count],
+            self.buffers.tokens[:count],
         )
 
-    def replay(self, plan: StepPlan) -> GraphStep:
-        """Run a plan that `fits`. The host tables have applied it, the device's have not grown yet: a block
-        that a row of this step is the first to use goes up with the row."""
+    def _run_decode(self, plan: StepPlan) -> GraphStep:
+        """A block that a row of this step is the first to use goes up with the row."""
+        self.tables.apply(plan, grow_device=False)
         rows = self._read(plan)
         if plan.grown and not self._grows_by_itself(plan, rows):
             self.tables.grow_device(plan.grown)
@@ -173,7 +210,7 @@ class DecodeGraphs:
         size = self.sizes[bisect.bisect_left(self.sizes, count)]
         self.buffers.send(rows, size)
         self._graphs[size].replay()
-        return GraphStep(rows, self.logits[:count], self.buffers.tokens[:count])
+        return GraphStep(rows.slots, rows.starts + 1, self.logits[:count], self.buffers.tokens[:count])
 
     def _read(self, plan: StepPlan) -> DecodeRows:
         tables, count = self.tables, len(plan.rows)

@@ -1,7 +1,7 @@
 """The model runner: executes step plans on one device.
 
-    launch(plan):  apply (released, entered, grown) → build inputs → compute → copy to host → handle
-                                                    └▶ replay a graph (decode steps) ──┘
+    launch(plan): apply (released, entered, grown) ┬▶ build inputs ▶ compute ▶ sample ┬▶ copy to host ▶ handle
+                                                   └▶ replay a graph (decode steps) ──┘
 
 `launch` never waits for the device: everything it needs is on the host already, or stays on the device
 (`SlotTables.last_token`). The KV cache is a plain list of (k, v) tensors, one pair a layer.
@@ -26,7 +26,7 @@ from leadline.engine.sampling.state import LOGPROBS, RANDOM
 from leadline.engine.sampling.transfer import upload
 
 if TYPE_CHECKING:
-    from leadline.engine.runner.graphs import CaptureReport, DecodeGraphs
+    from leadline.engine.runner.graphs import CaptureReport, DecodeGraphs, GraphStep
 
 __all__ = ["KVCache", "ModelRunner", "allocate_kv"]
 
@@ -73,11 +73,12 @@ class ModelRunner:
         self.inputs = InputBuilder(self.tables, block_size)
         self.max_model_len = max_model_len
         self.graphs: DecodeGraphs | None = None
-        """Captured decode steps; None runs every step eagerly."""
+        """Captured steps; None runs every step eagerly."""
         self.graph_report: CaptureReport | None = None
 
-    def make_graphs(self) -> DecodeGraphs | None:
-        """Graphs of this runner's decode steps, none captured yet; None where steps cannot be captured."""
+    def make_graphs(self, max_tokens: int) -> DecodeGraphs | None:
+        """Graphs of this runner's steps of at most max_tokens tokens, none captured yet; None where steps
+        cannot be captured."""
         if self.device.type != "cuda" or self.backend.graph_padding is None:
             return None
         try:
@@ -92,6 +93,7 @@ class ModelRunner:
             self.sampler,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
+            max_tokens=max_tokens,
         )
 
     @torch.inference_mode()
@@ -100,22 +102,21 @@ class ModelRunner:
         self.sampler.release(plan.released)
         self.sampler.enter(plan.entered)
         handle = RunnerHandle(plan.step_id, None, None)
-        if self.graphs is not None and self.graphs.fits(plan):
-            self._launch_graph(self.graphs, plan, handle)
-        else:
+        step = None if self.graphs is None else self.graphs.run(plan)
+        if step is None:
             self._launch_eager(plan, handle)
+        elif len(step.slots):
+            self._finish_graph(plan, handle, step)
         if self.device.type == "cuda":
             handle.event = torch.cuda.Event()
             handle.event.record()
         return handle
 
-    def _launch_graph(self, graphs: DecodeGraphs, plan: StepPlan, handle: RunnerHandle) -> None:
-        self.tables.apply(plan, grow_device=False)
-        step = graphs.replay(plan)
-        slots = step.rows.slots
-        if plan.masks or bool(np.any(self.sampler.state.flags[slots] & ~np.uint8(RANDOM))):
-            where = upload(np.stack((slots, step.rows.starts + 1)), self.device)
-            self._sample(plan, handle, step.logits, slots, where[0], where[1])
+    def _finish_graph(self, plan: StepPlan, handle: RunnerHandle, step: GraphStep) -> None:
+        """The graph's own tokens, or the eager sampler's where some row needs more than a temperature."""
+        if plan.masks or bool(np.any(self.sampler.state.flags[step.slots] & ~np.uint8(RANDOM))):
+            where = upload(np.stack((step.slots, step.positions)), self.device)
+            self._sample(plan, handle, step.logits, step.slots, where[0], where[1])
         else:
             handle.tokens = start_copy(step.tokens)
 

@@ -1,0 +1,116 @@
+"""Matrix-vector products of a decode step with one row, fused with what stands before and after them.
+
+    out = [+ residual] W [norm](x)          out = silu(G [norm](x)) * (U [norm](x)),  W = | G |
+                                                                                          | U |
+One row leaves the tensor cores nothing to do: the time is that of reading W once. A program makes a few
+outputs and reads their whole rows of W with plain loads; a product takes 1,000 to 4,000 programs, most of
+them in flight at once. The norm costs no pass of its own: every program reads all of x anyway, and the factor
+1 / rms(x) is applied to the sum.
+
+Programs of one kernel start while those of the kernel before still run (programmatic dependent launch): they
+fetch their first tile of W, which depends on nobody, and only then wait for x.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+__all__ = ["gemv", "gemv_kernel"]
+
+_LARGEST_TILE = 4096
+
+
+@triton.jit
+def gemv_kernel(
+    x, weight, norm_weight, residual, out, eps, num_out,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, OUTS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
+    ADD: tl.constexpr,
+):  # fmt: skip
+    """Program i: outputs [i * OUTS, (i + 1) * OUTS). weight [num_out (twice if GATED), WIDTH], x [WIDTH].
+
+    norm_weight [WIDTH] if NORM; residual [num_out] if ADD, may be out.
+    """
+    outs = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
+    live = outs < num_out
+    lanes = tl.arange(0, TILE)
+    inside = lanes < WIDTH
+    at = weight + outs.to(tl.int64)[:, None] * WIDTH + lanes[None, :]
+    mask = live[:, None] & inside[None, :]
+    second = num_out.to(tl.int64) * WIDTH
+    tile = tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first")
+    if GATED:
+        up_tile = tl.load(at + second, mask=mask, other=0.0, eviction_policy="evict_first")
+    if NORM:
+        scale = tl.load(norm_weight + lanes, mask=inside, other=0.0).to(tl.float32)
+    gdc_wait()
+    gdc_launch_dependents()
+    total = tl.zeros([OUTS], tl.float32)
+    up_total = tl.zeros([OUTS], tl.float32)
+    squares = 0.0
+    for start in tl.static_range(0, WIDTH, TILE):
+        if start > 0:
+            inside = start + lanes < WIDTH
+            mask = live[:, None] & inside[None, :]
+            tile = tl.load(at + start, mask=mask, other=0.0, eviction_policy="evict_first")
+            if GATED:
+                up_tile = tl.load(at + second + start, mask=mask, other=0.0, eviction_policy="evict_first")
+            if NORM:
+                scale = tl.load(norm_weight + start + lanes, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(x + start + lanes, mask=inside, other=0.0).to(tl.float32)
+        if NORM:
+            squares += tl.sum(value * value, axis=0)
+            value *= scale
+        total += tl.sum(tile.to(tl.float32) * value[None, :], axis=1)
+        if GATED:
+            up_total += tl.sum(up_tile.to(tl.float32) * value[None, :], axis=1)
+    if NORM:
+        inverse = tl.rsqrt(squares / WIDTH + eps)
+        total *= inverse
+        up_total *= inverse
+    if GATED:
+        total = total / (1.0 + tl.exp(-total)) * up_total
+    if ADD:
+        total += tl.load(residual + outs, mask=live, other=0.0).to(tl.float32)
+    tl.store(out + outs, total.to(out.dtype.element_ty), mask=live)
+
+
+def gemv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    norm: tuple[torch.Tensor, float] | None = None,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x [1, in] (contiguous) times weight [out, in] → [1, out], or [1, out / 2] if `gated`.
+
+    norm: weight [in] and epsilon of an RMSNorm of x. residual [1, out] is added to and overwritten: it is the
+    result.
+    """
+    rows, width = weight.shape
+    num_out = rows // 2 if gated else rows
+    out = residual if residual is not None else x.new_empty((1, num_out))
+    norm_weight, eps = norm if norm is not None else (x, 0.0)
+    tile = min(triton.next_power_of_2(width), _LARGEST_TILE)
+    outs = max(1, (1024 if gated else 2048) // tile)
+    gemv_kernel[(triton.cdiv(num_out, outs),)](
+        x,
+        weight,
+        norm_weight,
+        out,
+        out,
+        eps,
+        num_out,
+        WIDTH=width,
+        TILE=tile,
+        OUTS=outs,
+        NORM=norm is not None,
+        GATED=gated,
+        ADD=residual is not None,
+        num_warps=4,
+        launch_pdl=True,
+    )
+    return out
