@@ -178,7 +178,7 @@ class PrefillGraphs:
         return 1 < row.count <= self.lengths[-1] and not row.prompt_logprobs
 
     def replay(self, plan: StepPlan) -> None:
-        """Run a plan that `fits` and that the tables have applied; results lie as decode graphs leave them."""
+        """Run a plan that `fits` and that the tables have applied. Results: as decode graphs leave them."""
         (row,) = plan.rows
         decode = self.decode
         random = int(decode.sampler.state.flags[row.slot] & RANDOM) if row.sample else 0
