@@ -167,8 +167,10 @@ class RedisSync:
             logger.warning("the event stream of %s begins anew", self.keys.events)
             self._position = START
         news = self._heartbeats.read(fields, now, time.time())
-        for report in news.reports:
+        for number, report in enumerate(news.reports):
             self._heartbeat(report, now)
+            if number % 50 == 49:
+                await asyncio.sleep(0)
         for name in news.silent:
             self._gone(name)
         if news.dead:
