@@ -309,8 +309,9 @@ class RedisSync:
                 self._eager_until = time.monotonic() + 1.0
                 if len(self._asked) > 1_000:
                     del self._asked[next(iter(self._asked))]
-            since += 16 + len(batch.stored) + len(batch.removed)
-            if since > 4_096:
+            # A batch costs the index about as much as a hundred hashes; let others run every two milliseconds.
+            since += 100 + len(batch.stored) + len(batch.removed)
+            if since > 2_000:
                 since = 0
                 await asyncio.sleep(0)
 
