@@ -309,7 +309,7 @@ class RedisSync:
                 self._eager_until = time.monotonic() + 1.0
                 if len(self._asked) > 1_000:
                     del self._asked[next(iter(self._asked))]
-            # A batch costs the index about as much as a hundred hashes; let others run every two milliseconds.
+            # A batch costs about as much as a hundred hashes; others get their turn every two milliseconds.
             since += 100 + len(batch.stored) + len(batch.removed)
             if since > 2_000:
                 since = 0
