@@ -134,6 +134,13 @@ class GatewayMetrics:
             registry=registry,
             multiprocess_mode="livemax",
         )
+        self._agrees = Gauge(
+            f"{prefix}tokenizer_agrees",
+            "Whether an engine tokenizes as the gateway does: 1 yes, 0 no, -1 it could not be asked",
+            own,
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
         self._known: dict[str, ServiceMetrics] = {}
         self._circuits: set[tuple[str, str]] = set()
 
@@ -143,6 +150,10 @@ class GatewayMetrics:
         if found is None:
             found = self._known[name] = ServiceMetrics(self, name)
         return found
+
+    def parity(self, service: str, agrees: bool | None) -> None:
+        """What comparing tokenizers showed."""
+        self._agrees.labels(service).set(-1 if agrees is None else int(agrees))
 
     def refresh(self, services: Iterable[Service], now: float, waiting: dict[str, int] | None = None) -> None:
         """Bring the gauges up to date; called every few seconds and before an answer to a scrape."""

@@ -62,7 +62,7 @@ class ScriptedPod:
 
     async def start(self, port: int = 0) -> ScriptedPod:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
-        self.address = "127.0.0.1:%d" % self._server.sockets[0].getsockname()[1]
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     async def stop(self) -> None:
@@ -95,12 +95,17 @@ class ScriptedPod:
                     self.dropped += 1
                     at_work.cancel()
                     return
-                at_work.result()
-                gone.cancel()
+                try:
+                    at_work.result()
+                except ConnectionError:
+                    self.dropped += 1
+                    raise
+                finally:
+                    gone.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     if await gone == b"":
                         return
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             self._writers.discard(writer)
@@ -108,9 +113,7 @@ class ScriptedPod:
 
 
 def answer(body: bytes, *, status: int = 200, headers: str = "Content-Type: application/json") -> bytes:
-    return (
-        b"HTTP/1.1 %d X\r\n%s\r\nContent-Length: %d\r\n\r\n" % (status, headers.encode(), len(body)) + body
-    )
+    return b"HTTP/1.1 %d X\r\n%s\r\nContent-Length: %d\r\n\r\n" % (status, headers.encode(), len(body)) + body
 
 
 def chunked(data: bytes) -> bytes:
@@ -204,7 +207,9 @@ class Rig:
     def client(self, **options: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.url, timeout=30, **options)
 
-    async def post(self, body: Any = None, path: str = "/v1/chat/completions", **options: Any) -> httpx.Response:
+    async def post(
+        self, body: Any = None, path: str = "/v1/chat/completions", **options: Any
+    ) -> httpx.Response:
         async with self.client() as client:
             if isinstance(body, bytes):
                 return await client.post(path, content=body, **options)
@@ -287,7 +292,7 @@ async def gateway_to(
     task = asyncio.ensure_future(server.serve([listener]))
     try:
         await until(lambda: server.started or task.done())
-        yield Rig(gateway, "http://127.0.0.1:%d" % listener.getsockname()[1], server)
+        yield Rig(gateway, f"http://127.0.0.1:{listener.getsockname()[1]}", server)
     finally:
         server.should_exit = True
         await task

@@ -1,4 +1,4 @@
-"""Row P9: whoever waits for an answer that nobody wants any more is told within a second. And P16 at random."""
+"""Row P9: a pod at work on an answer that nobody wants is told within a second. And P16 at random."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ async def test_the_pod_is_told_when_the_client_stops_reading_and_leaves() -> Non
         host, port = rig.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port), limit=1024)
         body = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}'
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        )
         writer.write(body)
         await until(lambda: rig.pods["pod-0"].in_flight == 1)
         await until(lambda: any(w.transport.get_write_buffer_size() > 60_000 for w in pod._writers))

@@ -61,18 +61,22 @@ FAULTS: list[tuple[Script, str]] = [
 ]
 
 
-@pytest.mark.parametrize("fault,reason", FAULTS, ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.parametrize(
+    ("fault", "reason"), FAULTS, ids=lambda value: getattr(value, "__name__", str(value))
+)
 @pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
 async def test_another_pod_is_tried_before_the_first_byte(fault: Script, reason: str, body: object) -> None:
     async with (
         pods(fault, ok) as (bad, good),
         gateway_to(bad.address, good.address, service={"policy": "least-load"}) as rig,
     ):
-        for _ in range(6):
+        asked = 0
+        while not bad.completions or asked < 3:  # two idle pods are picked at random
             got = await rig.post(body)
             assert got.status_code == 200
             assert got.headers["x-leadline-pod"] == "pod-1"
-        assert len(good.completions) == 6
+            asked += 1
+        assert len(good.completions) == asked
         assert await rig.metric("retries_total", reason=reason) >= 1
         await rig.settled()
 

@@ -198,7 +198,9 @@ class Dispatcher:
         attempt = Attempt(self, call, pod, missing, -(-missing // service.block_size))
         now = time.monotonic()
         if prompt.chain:
-            service.index.routed(pod.id, prompt.chain, held if prompt.exact else 0, now)
+            # Where pods do not say what they hold, each request renews what is believed of its pod.
+            events = prompt.exact and service.index.fresh(now)
+            service.index.routed(pod.id, prompt.chain, held if events else 0, now)
         call.picking_seconds += now - began
         return attempt
 

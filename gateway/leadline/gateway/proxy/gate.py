@@ -1,12 +1,8 @@
 """Keys and limits as the hot path asks them: who is it, may it use this model, has it room in its minute."""
 
-from typing import TYPE_CHECKING
-
 from leadline.gateway.keys import KeyRing
+from leadline.gateway.limits import RateLimits
 from leadline.gateway.principal import Principal
-
-if TYPE_CHECKING:
-    from leadline.gateway.limits import RateLimits
 
 __all__ = ["KeyGate"]
 
@@ -16,7 +12,7 @@ class KeyGate:
 
     __slots__ = ("_keys", "_limits")
 
-    def __init__(self, keys: KeyRing | None = None, limits: "RateLimits | None" = None) -> None:
+    def __init__(self, keys: KeyRing | None = None, limits: RateLimits | None = None) -> None:
         self._keys = keys or KeyRing()
         self._limits = limits
 

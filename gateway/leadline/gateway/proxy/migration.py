@@ -77,6 +77,7 @@ class MovableStream:
         "_first_resume",
         "_id",
         "_last_text",
+        "_offset",
         "_opaque",
         "_pending",
         "_role",
@@ -109,6 +110,8 @@ class MovableStream:
         self._last_text = ""
         self._sent_characters = 0
         self._tools = False
+        self._offset = 0
+        """Characters in front of what the present pod sends, for its text offsets."""
         self._opaque = False
         self._role = False
         """The first chunk has gone out, which every pod begins with."""
@@ -147,6 +150,7 @@ class MovableStream:
             # The last tokens once more, for the chunks behind them.
             self._skip = len(self._last_text)
             sent = sent[: self._before]
+        self._offset = self._sent_characters - self._skip
         fields: dict[str, object] = {"resume_token_ids": [*self._first_resume, *sent]}
         if self._echo:
             fields["echo"] = False
@@ -209,7 +213,7 @@ class MovableStream:
             self._pending += ids
             if not opening:
                 return b""
-        elif not role:
+        elif ids or self._pending:
             self._before = len(self._sent_ids)
             self._sent_ids += self._pending + ids
             self._pending = []
@@ -238,7 +242,7 @@ class MovableStream:
             choice.pop("token_ids", None)
         logprobs = choice.get("logprobs")
         if logprobs and logprobs.get("text_offset"):
-            logprobs["text_offset"] = [at + self._sent_characters for at in logprobs["text_offset"]]
+            logprobs["text_offset"] = [at + self._offset for at in logprobs["text_offset"]]
         if choice.get("finish_reason") is not None:
             self.finished = True
         return event(_encode(plain))

@@ -1,0 +1,246 @@
+"""Streams whose pod dies: a real engine answers, and the connection to it is cut at a chosen event.
+
+The cut is made by a pod that forwards to the engine; the second attempt goes to another forwarder of the same
+engine, as if two engines of the same kind stood there. test_real_engines.py kills whole engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from engines import Engine
+from gateway_rig import Received, Rig, Script, ScriptedPod, chunked, gateway_to, pods
+
+PROMPT = "The first ten prime numbers are"
+CHAT: dict[str, Any] = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "Count from one to ten in words."}],
+    "stream": True,
+    "max_tokens": 16,
+}
+TEXT: dict[str, Any] = {"model": "m", "prompt": PROMPT, "stream": True, "max_tokens": 16}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "greedy chat": {**CHAT, "temperature": 0},
+    "greedy chat with usage": {**CHAT, "temperature": 0, "stream_options": {"include_usage": True}},
+    "sampled chat": {**CHAT, "temperature": 1.0, "seed": 11},
+    "chat with logprobs": {**CHAT, "temperature": 0, "logprobs": True, "top_logprobs": 2},
+    "chat with token ids": {**CHAT, "temperature": 0, "return_token_ids": True},
+    "chat with a stop string": {**CHAT, "temperature": 0, "max_tokens": 40, "stop": ["four", "Four"]},
+    "chat to its end": {
+        **CHAT,
+        "messages": [{"role": "user", "content": "Say hi."}],
+        "temperature": 0,
+        "max_tokens": 60,
+        "stream_options": {"include_usage": True},
+    },
+    "greedy text": {**TEXT, "temperature": 0, "stream_options": {"include_usage": True}},
+    "sampled text": {**TEXT, "temperature": 0.9, "seed": 4},
+    "echoed text": {**TEXT, "temperature": 0, "echo": True, "max_tokens": 8},
+    "text with logprobs": {**TEXT, "temperature": 0, "logprobs": 1, "max_tokens": 8},
+}
+
+
+class Cutter:
+    """Forwards to an engine; the first completion is cut off after `after` events, the next ones after
+    `again`."""
+
+    def __init__(self, engine: Engine, after: int | None, again: int | None = None) -> None:
+        self._engine = engine
+        self._cuts = [after, again]
+        self.bodies: list[Any] = []
+
+    async def __call__(self, pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.method == "GET":
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            return
+        self.bodies.append(request.json)
+        cut = self._cuts.pop(0) if self._cuts else None
+        async with (
+            httpx.AsyncClient(timeout=60) as client,
+            client.stream("POST", self._engine.url + request.path, content=request.body) as got,
+        ):
+            writer.write(
+                b"HTTP/1.1 %d X\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\n"
+                % (got.status_code, got.headers["content-type"].encode())
+            )
+            events = 0
+            rest = b""
+            async for data in got.aiter_bytes():
+                rest += data
+                while b"\n\n" in rest:
+                    one, _, rest = rest.partition(b"\n\n")
+                    if events == cut:
+                        await writer.drain()
+                        writer.transport.abort()
+                        return
+                    writer.write(chunked(one + b"\n\n"))
+                    events += 1
+            if rest:
+                writer.write(chunked(rest))
+            writer.write(b"0\r\n\r\n")
+
+
+@asynccontextmanager
+async def cut_stream(engine: Engine, *cuts: int | None) -> AsyncIterator[tuple[Rig, Cutter]]:
+    cutter = Cutter(engine, *cuts)
+    scripts: list[Script] = [cutter] * 3
+    async with pods(*scripts) as three, gateway_to(*[pod.address for pod in three], migration="on") as rig:
+        yield rig, cutter
+
+
+def path_of(body: dict[str, Any]) -> str:
+    return "/v1/completions" if "prompt" in body else "/v1/chat/completions"
+
+
+def events_of(text: str) -> list[Any]:
+    found = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
+    return [event if event == "[DONE]" else json.loads(event) for event in found]
+
+
+def told(events: list[Any]) -> dict[str, Any]:
+    """What a client makes of a stream, whatever its cutting into chunks."""
+    assert events.count("[DONE]") == 1
+    assert events[-1] == "[DONE]"
+    chunks = events[:-1]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert len({chunk["created"] for chunk in chunks}) == 1
+    assert not any("error" in chunk for chunk in chunks)
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert {choice["index"] for choice in choices} == {0}
+    finishes = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    assert len(finishes) == 1
+    assert choices[-1]["finish_reason"]
+    roles = [choice["delta"]["role"] for choice in choices if "role" in choice.get("delta", {})]
+    usages = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
+    for usage in usages:
+        assert usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
+        del usage["prompt_tokens_details"]
+    logprobs = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
+    return {
+        "text": "".join(c["delta"].get("content") or "" if "delta" in c else c["text"] for c in choices),
+        "roles": roles,
+        "finish": finishes[0],
+        "stop_reason": [choice["stop_reason"] for choice in choices if "stop_reason" in choice],
+        "usage": usages,
+        "token_ids": [token for choice in choices for token in choice.get("token_ids", [])],
+        "logprobs": [
+            *(entry["token"] for part in logprobs for entry in part.get("content") or []),
+            *(pair for part in logprobs for pair in zip(part.get("tokens", []), part.get("text_offset", []))),
+        ],
+    }
+
+
+async def ask(url: str, body: dict[str, Any]) -> list[Any]:
+    async with httpx.AsyncClient(timeout=60) as client:
+        got = await client.post(url + path_of(body), json=body)
+        assert got.status_code == 200, got.text
+        return events_of(got.text)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+async def test_a_stream_that_is_cut_anywhere_reads_as_one_that_is_not(engine: Engine, name: str) -> None:
+    body = VARIANTS[name]
+    undisturbed = await ask(engine.url, body)
+    wanted = told(undisturbed)
+    if "return_token_ids" not in body:
+        assert wanted["token_ids"] == []
+    last = len(undisturbed) + 1  # the engine sends more chunks when asked for token ids
+    for cut in sorted({0, 1, 2, 3, last // 2, last - 4, last - 3, last - 2, last - 1}):
+        async with cut_stream(engine, cut) as (rig, cutter):
+            got = told(await ask(rig.url, body))
+            assert got == wanted, f"cut after {cut} events"
+            await rig.settled()
+            assert 1 <= len(cutter.bodies) <= 2
+
+
+async def test_a_stream_may_move_more_than_once(engine: Engine) -> None:
+    body = VARIANTS["greedy chat with usage"]
+    wanted = told(await ask(engine.url, body))
+    async with cut_stream(engine, 6, 5) as (rig, cutter):
+        assert told(await ask(rig.url, body)) == wanted
+        assert len(cutter.bodies) == 3
+        assert await rig.metric("migrations_total", outcome="moved") == 2
+        assert await rig.metric("completion_tokens_total") == 16
+        resumed = [len(sent.get("resume_token_ids", [])) for sent in cutter.bodies]
+        assert resumed[0] == 0 < resumed[1] < resumed[2]
+        await rig.settled()
+
+
+async def test_a_sampled_stream_gets_a_seed_and_goes_on_with_it(engine: Engine) -> None:
+    body = {**CHAT, "temperature": 1.0}
+    async with cut_stream(engine, 6) as (rig, cutter):
+        got = told(await ask(rig.url, body))
+        first, second = cutter.bodies
+        assert first["seed"] == second["seed"]
+        wanted = told(await ask(engine.url, {**body, "seed": first["seed"]}))
+        assert got == wanted
+
+
+async def test_only_streams_that_may_move_are_amended(engine: Engine) -> None:
+    async with cut_stream(engine, None, None) as (rig, cutter):
+        await ask(rig.url, VARIANTS["greedy chat"])
+        several = {**CHAT, "n": 2, "temperature": 0}
+        async with rig.client() as client:
+            await client.post("/v1/chat/completions", json={**CHAT, "stream": False})
+            await client.post("/v1/chat/completions", json=several)
+        assert cutter.bodies[0].keys() - CHAT.keys() == {"temperature", "return_token_ids", "seed"}
+        assert cutter.bodies[1] == {**CHAT, "stream": False}
+        assert cutter.bodies[2] == several
+
+
+async def test_a_tool_call_that_has_not_gone_out_is_made_again(engine: Engine) -> None:
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Paris"]}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    body = {**CHAT, "temperature": 0, "max_tokens": 60, "tools": [tool], "tool_choice": "required"}
+
+    def calls(events: list[Any]) -> list[Any]:
+        deltas = [chunk["choices"][0]["delta"] for chunk in events[:-1]]
+        found = [call["function"] for delta in deltas for call in delta.get("tool_calls", [])]
+        assert sum("role" in delta for delta in deltas) == 1
+        return found
+
+    wanted = calls(await ask(engine.url, body))
+    assert wanted
+    for cut in (1, 3, 6):
+        async with cut_stream(engine, cut) as (rig, _):
+            assert calls(await ask(rig.url, body)) == wanted
+
+
+async def test_a_stream_that_nobody_can_continue_ends_with_an_error_event(engine: Engine) -> None:
+    async with cut_stream(engine, 4, 0) as (rig, _):
+        rig.pods["pod-1"].ready = rig.pods["pod-2"].ready = False
+        rig.pods["pod-0"].terminating = False
+        async with rig.client() as client, client.stream("POST", path_of(CHAT), json=CHAT) as got:
+            pieces = got.aiter_text()
+            text = await anext(pieces)
+            rig.pods["pod-0"].terminating = True
+            # No pod is left: the stream waits for one, and its deadline comes first.
+            rig.gateway._proxy._dispatcher.settings = _hurried(rig)  # type: ignore[union-attr]
+            text += "".join([piece async for piece in pieces])
+        last = events_of(text)[-1]
+        assert last["error"]["code"] == "upstream_lost"
+        assert "[DONE]" not in text
+        assert await rig.metric("migrations_total", outcome="failed") == 1
+        await rig.settled()
+
+
+def _hurried(rig: Rig) -> Any:
+    from dataclasses import replace
+
+    return replace(rig.gateway.settings, migration_wait=0.2)
