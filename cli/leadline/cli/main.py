@@ -18,6 +18,7 @@ __all__ = ["main"]
 # name → (module, one line of help). Each module offers `add_arguments(parser)` and `run(args) -> int`.
 _COMMANDS = {
     "serve": ("leadline.cli.serve", "serve a model over the OpenAI API"),
+    "up": ("leadline.cli.up", "run Valkey, engines and the gateway on this machine, without a cluster"),
     "gateway": ("leadline.cli.gateway", "route the OpenAI API to the pods of one or more services"),
     "chat": ("leadline.cli.chat", "talk to a model: a running server's, or one started for the occasion"),
     "warmup": ("leadline.cli.warmup", "put prompts into a running server's prefix cache"),
