@@ -9,6 +9,8 @@ operation (`add_rms_norm`). Attention itself is the caller's: `attend(layer, q, 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from leadline.engine.models.base import AttentionFn, KVWrite
@@ -25,6 +27,9 @@ from leadline.engine.models.layers import (
 from leadline.engine.models.ops import Ops, select_ops
 from leadline.engine.models.parallel import SINGLE, TensorParallel, check_divisible
 from leadline.engine.models.rope import rope_tables
+
+if TYPE_CHECKING:
+    from leadline.engine.models.few_rows import FewRows
 
 __all__ = ["Decoder"]
 
@@ -146,12 +151,12 @@ class Decoder:
         self.following_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
         tied = self.embed if config.tie_word_embeddings else None
         self.head = VocabHead(config.vocab_size, config.hidden_size, place, tp, tied)
-        self.single_rows = False
-        """Steps of one row go through models/single_row.py."""
+        self.few_rows: FewRows | None = None
+        """Small steps take another way through the layers, where the device has one."""
         if self.writes_kv:
-            from leadline.engine.models.single_row import can_run_single_rows
+            from leadline.engine.models.few_rows import FewRows
 
-            self.single_rows = can_run_single_rows(self)
+            self.few_rows = FewRows.of(self)
 
     def forward(
         self,
@@ -165,10 +170,9 @@ class Decoder:
         cos = self.cos[positions].unsqueeze(1)
         sin = self.sin[positions].unsqueeze(1)
         residual = self.embed(input_ids)
-        if self.single_rows and write is not None and len(input_ids) == 1:
-            from leadline.engine.models.single_row import single_row_layers
-
-            return single_row_layers(self, residual, cos, sin, attend, write)
+        few = self.few_rows
+        if few is not None and write is not None and len(input_ids) <= few.max_rows:
+            return few.layers(residual, cos, sin, attend, write)
         x = ops.rms_norm(residual, self.layers[0].input_norm.weight, eps)
         for layer, norm in zip(self.layers, self.following_norms, strict=True):
             x = layer.attention(x, cos, sin, attend, write)

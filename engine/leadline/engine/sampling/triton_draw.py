@@ -23,12 +23,13 @@ from triton.language.extra import libdevice
 __all__ = ["Drawer", "draw_kernel", "peak_kernel", "pick_kernel", "random_bits_tile", "row_key"]
 
 _MAX_PARTS = 64
-_TILE = 1024
+_TILE = 2048
 
 _TO_UNIT = tl.constexpr(2.0**-31)
 _BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
 _SLACK = tl.constexpr(1e-3)
 """More than the rounding of the fast logarithm and of the sum in a bound."""
+_SHRINK = tl.constexpr(1.0 - 2.0**-20)
 
 
 @triton.jit
@@ -106,6 +107,7 @@ def draw_kernel(
         slot = tl.load(slots + row)
         key = row_key(tl.load(seed + slot), tl.load(positions + row))
         divisor = tl.load(temperature + slot)
+        inverse = tl.minimum(1.0 / divisor, 3e38)
         peak = tl.max(tl.load(peak_value + row * MAX_PARTS + tl.arange(0, PARTS)), axis=0)
         size: tl.constexpr = (VOCAB + PARTS * TILE - 1) // (PARTS * TILE) * TILE
         lanes = tl.arange(0, TILE)
@@ -115,10 +117,11 @@ def draw_kernel(
             entries = start + lanes
             live = entries < VOCAB
             value = tl.load(logits + row * stride + entries, mask=live, other=float("-inf")).to(tl.float32)
-            scaled = tl.div_rn(value - peak, tl.zeros_like(value) + divisor)
             unit = _unit_tile(key, entries)
-            bound = tl.max(tl.where(live, scaled - tl.log(unit), float("-inf")), axis=0)
-            if bound + _SLACK > best:
+            # 1 / temperature is rounded, the shrunk factor makes the product too large rather than too small.
+            bound = (value - peak) * inverse * _SHRINK - tl.log(unit)
+            if tl.max(bound, axis=0) + _SLACK > best:
+                scaled = tl.div_rn(value - peak, tl.zeros_like(value) + divisor)
                 noise = -libdevice.log(-libdevice.log1p(-unit))
                 score = tl.where(live, scaled + noise, float("-inf"))
                 top = tl.max(score, axis=0)

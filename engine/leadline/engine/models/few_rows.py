@@ -1,0 +1,112 @@
+"""The decoder's layers for a step of few rows on one GPU, in six kernels a layer instead of eleven.
+
+    residual ─▶ norm + qkv ─▶ norm heads, rotate, write KV ─▶ attend ─▶ o + residual
+             ─▶ norm + gate, up, silu, mul ─▶ down + residual
+
+One row goes through matrix-vector products (triton_gemv.py), 2 to 64 rows through triton_skinny.py. Same
+weights and the same cache as `Decoder.forward`; sums are rounded to the model's dtype less often.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+from leadline.engine.models.base import AttentionFn, KVWrite
+from leadline.engine.models.triton_gemv import gemv
+from leadline.engine.models.triton_skinny import MAX_ROWS, Workspace, enter_kernel, skinny
+
+if TYPE_CHECKING:
+    from leadline.engine.models.decoder import Decoder
+
+__all__ = ["FewRows"]
+
+
+class FewRows:
+    """Runs steps of up to `max_rows` rows for one model; made by `FewRows.of`."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.model = model
+        # Scaled residuals could pass float16's largest number: there only single rows are taken.
+        self.max_rows = MAX_ROWS if model.dtype == torch.bfloat16 else 1
+        self.space = Workspace(model.hidden_size, model.dtype, model.device)
+
+    @staticmethod
+    def of(model: Decoder) -> FewRows | None:
+        """None unless it is one rank, 16-bit weights on CUDA, no biases, widths that are multiples of 64."""
+        layer = model.layers[0]
+        linears = (layer.qkv, layer.o, layer.gate_up, layer.down)
+        fits = (
+            model.tp.size == 1
+            and model.device.type == "cuda"
+            and model.dtype in (torch.float16, torch.bfloat16)
+            and model.ops.writes_kv
+            and all(linear.bias is None and linear.weight.shape[1] % 64 == 0 for linear in linears)
+        )
+        return FewRows(model) if fits else None
+
+    def layers(
+        self,
+        residual: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attend: AttentionFn,
+        write: KVWrite,
+    ) -> torch.Tensor:
+        """residual [R, hidden], overwritten → hidden states [R, hidden] after the final norm."""
+        if residual.shape[0] == 1:
+            self._one(residual, cos, sin, attend, write)
+        else:
+            self._few(residual, cos, sin, attend, write)
+        model = self.model
+        return model.ops.rms_norm(residual, model.norm.weight, model.config.rms_norm_eps)
+
+    def _one(
+        self,
+        residual: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attend: AttentionFn,
+        write: KVWrite,
+    ) -> None:
+        eps = self.model.config.rms_norm_eps
+        for layer in self.model.layers:
+            qkv = gemv(residual, layer.qkv.weight, norm=(layer.input_norm.weight, eps))
+            q, k, v = layer.rotate(qkv, cos, sin, write)
+            attended = attend(layer.index, q, k, v).reshape(1, -1)
+            gemv(attended, layer.o.weight, residual=residual)
+            act = gemv(residual, layer.gate_up.weight, norm=(layer.post_norm.weight, eps), gated=True)
+            gemv(act, layer.down.weight, residual=residual)
+
+    def _few(
+        self,
+        residual: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attend: AttentionFn,
+        write: KVWrite,
+    ) -> None:
+        model, space, eps = self.model, self.space, self.model.config.rms_norm_eps
+        rows, hidden = residual.shape
+        scaled = space.scaled[:rows]
+        enter_kernel[(rows,)](
+            residual,
+            model.layers[0].input_norm.weight,
+            scaled,
+            space.squares,
+            rows,
+            WIDTH=hidden,
+            TILE=triton.next_power_of_2(hidden),
+            BLOCKS=space.blocks,
+            ROWS=max(16, triton.next_power_of_2(rows)),
+            num_warps=4,
+        )
+        for layer, next_norm in zip(model.layers, model.following_norms, strict=True):
+            qkv = skinny(scaled, layer.qkv.weight, space, eps=eps, norm=True)
+            q, k, v = layer.rotate(qkv, cos, sin, write)
+            attended = attend(layer.index, q, k, v).reshape(rows, -1)
+            skinny(attended, layer.o.weight, space, residual=residual, next_norm=layer.post_norm.weight)
+            act = skinny(scaled, layer.gate_up.weight, space, eps=eps, norm=True, gated=True)
+            skinny(act, layer.down.weight, space, residual=residual, next_norm=next_norm.weight)
