@@ -95,6 +95,7 @@ class EngineCore:
         self.runner, self.max_model_len = build_runner(
             config, local, self.model_config, progress=progress, model=model
         )
+        self._check_ranks: Callable[[], None] | None = getattr(self.runner, "check_alive", None)
         self.num_kv_blocks = self.runner.num_blocks
         self.scheduler = build_scheduler(
             config,
@@ -136,7 +137,9 @@ class EngineCore:
         return self.scheduler.abort(request_id)
 
     def has_work(self) -> bool:
-        """Whether `step` has something to do or to give out."""
+        """Whether `step` has something to do or to give out. Raises EngineDead if a rank has died."""
+        if self._check_ranks is not None:
+            self._check_ranks()
         return bool(self._flights) or self.scheduler.has_work()
 
     def _new_matcher(self, request: CoreRequest) -> Grammar:
@@ -170,6 +173,8 @@ class EngineCore:
         """
         try:
             outputs = self._step()
+        except EngineDead:
+            raise
         except Exception as error:
             outputs = self._fail(error)
         else:

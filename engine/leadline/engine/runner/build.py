@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +20,10 @@ from leadline.engine.models.loader import load_model
 from leadline.engine.runner.memory import block_bytes, fit_context, gpu_kv_bytes, out_of_memory_is_typed
 from leadline.engine.runner.model_runner import ModelRunner, allocate_kv
 from leadline.engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from leadline.engine.runner.parallel import ParallelRunner
+    from leadline.engine.runner.parallel.group import RankGroup
 
 __all__ = ["build_runner", "resolve_context", "resolve_device", "resolve_dtype"]
 
@@ -72,16 +77,18 @@ def build_runner(
     *,
     progress: bool = True,
     model: CausalLM | None = None,
-) -> tuple[ModelRunner, int]:
+    group: RankGroup | None = None,
+) -> tuple[ModelRunner | ParallelRunner, int]:
     """Load the model and allocate its KV cache. Returns the runner and the context length it can serve.
 
     `model`: one that is loaded already (on the device and in the dtype that `config` says), to be shared.
+    `group`: build one rank's part; without it, tensor_parallel > 1 starts the other ranks and builds all.
     Raises ConfigError, UnsupportedModel, ModelNotFound, OutOfMemory.
     """
-    if config.tensor_parallel != 1:
-        raise ConfigError(
-            f"tensor_parallel must be 1 here, not {config.tensor_parallel}: this engine runs one GPU"
-        )
+    if config.tensor_parallel > 1 and group is None:
+        from leadline.engine.runner.parallel import build_parallel_runner
+
+        return build_parallel_runner(config, local, model_config, progress=progress)
     device = resolve_device(config)
     dtype = resolve_dtype(config, model_config, device)
     length = resolve_context(config, model_config)
@@ -94,12 +101,15 @@ def build_runner(
                 model_config,
                 dtype=dtype,
                 device=device,
+                tp_rank=0 if group is None else group.rank,
+                tp_size=config.tensor_parallel,
+                collectives=None if group is None else group.tensor_parallel(),
                 load_format=config.load_format,
                 progress=progress,
                 seed=config.seed,
                 max_positions=length,
             )
-    num_blocks, length = _size_pool(config, model, length, device)
+    num_blocks, length = _size_pool(config, model, length, device, group)
     with out_of_memory_is_typed(config, "while allocating the KV cache"):
         runner = _make_runner(config, model, num_blocks, length, device)
     if not config.enforce_eager:
@@ -129,12 +139,14 @@ def _capture(config: EngineConfig, runner: ModelRunner) -> None:
     )
 
 
-def _size_pool(config: EngineConfig, model: CausalLM, length: int, device: torch.device) -> tuple[int, int]:
+def _size_pool(
+    config: EngineConfig, model: CausalLM, length: int, device: torch.device, group: RankGroup | None
+) -> tuple[int, int]:
     size = block_bytes(model, config.block_size)
     if config.num_kv_blocks is not None:
         num_blocks = config.num_kv_blocks
     elif device.type == "cpu":
-        num_blocks = config.cpu_kv_bytes // size
+        num_blocks = config.cpu_kv_bytes // config.tensor_parallel // size
     else:
         with out_of_memory_is_typed(config, "in the profile run of the largest step"):
             available = gpu_kv_bytes(config, device, lambda: _profile(config, model, length, device))
@@ -152,6 +164,8 @@ def _size_pool(config: EngineConfig, model: CausalLM, length: int, device: torch
                 "cache one sequence needs"
             )
         num_blocks = available // size
+    if group is not None:
+        num_blocks = group.least(num_blocks)
     return num_blocks, fit_context(config, length, num_blocks, size, device)
 
 

@@ -1,0 +1,107 @@
+"""The collectives of a tensor-parallel group: gloo on CPU, NCCL on CUDA, behind the same four methods.
+
+The backends are used without torch.distributed's default process group, so that two engines of one process,
+or a caller's own distributed code, are in nobody's way. Ranks meet through an unnamed file they inherited.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceOp
+
+from leadline.engine.errors import ConfigError
+from leadline.engine.models.parallel import TensorParallel
+
+__all__ = ["RankGroup"]
+
+_TIMEOUT = timedelta(minutes=5)
+"""How long ranks may be apart in one step. Death is noticed at once, by other means."""
+
+
+class RankGroup:
+    """Rank `rank` of `size`, on `device`. Construction waits for all ranks."""
+
+    def __init__(self, meeting_fd: int, rank: int, size: int, device: torch.device) -> None:
+        """`meeting_fd`: the file all ranks share, see `ring.unnamed_file`. The caller may close it."""
+        self.rank, self.size, self.device = rank, size, device
+        self._meeting = _Meeting(meeting_fd, rank, size, device)
+        self._sum, self._least, self._gather = AllreduceOptions(), AllreduceOptions(), AllgatherOptions()
+        self._least.reduceOp = ReduceOp.MIN
+        for options in (self._sum, self._least, self._gather):
+            # On CUDA: run on the current stream, as a graph needs it.
+            options.asyncOp = False
+        # Connections and NCCL's buffers come into being here, before memory is measured.
+        self.least(0)
+        self.all_gather(torch.zeros((1, 1), device=device))
+
+    def tensor_parallel(self) -> TensorParallel:
+        """What the model is built with."""
+        return TensorParallel(self.rank, self.size, self.all_reduce, self.all_gather)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum over ranks, in place; the same bits on every rank."""
+        _finish(self._meeting.backend.allreduce([x], self._sum))
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """[R, n] of each rank → [R, size * n], ranks side by side in order."""
+        rows, width = x.shape
+        parts = x.new_empty(self.size * rows, width)
+        _finish(self._meeting.backend._allgather_base(parts, x.contiguous(), self._gather))
+        if rows == 1:
+            return parts.view(1, -1)
+        return parts.view(self.size, rows, width).transpose(0, 1).reshape(rows, -1)
+
+    def least(self, value: int) -> int:
+        """The smallest `value` of all ranks. Waits for the device."""
+        number = torch.tensor([value], dtype=torch.int64, device=self.device)
+        _finish(self._meeting.backend.allreduce([number], self._least))
+        return int(number.item())
+
+    def abort(self) -> None:
+        """Make collectives that wait for a dead rank return, from any thread.
+
+        Gloo's need no help: they fail when a connection closes.
+        """
+        if self.device.type == "cuda":
+            self._meeting.backend.abort()
+
+
+class _Meeting:
+    """The backend, and the file its store looks up by path until its destructor is through: a descriptor
+    closed earlier would let it find another file under the same number."""
+
+    def __init__(self, fd: int, rank: int, size: int, device: torch.device) -> None:
+        self.fd = os.dup(fd)
+        make = _gloo if device.type == "cpu" else _nccl
+        self.backend: Any = make(dist.FileStore(f"/proc/self/fd/{self.fd}", size), rank, size)
+
+    def __del__(self) -> None:
+        self.backend = None
+        os.close(self.fd)
+
+
+def _finish(work: Any) -> None:
+    if work is not None:
+        work.wait()
+
+
+def _gloo(store: Any, rank: int, size: int) -> Any:
+    backend = dist.ProcessGroupGloo
+    options = backend._Options()
+    options._devices = [backend.create_device(hostname="127.0.0.1")]
+    options._timeout = _TIMEOUT
+    return backend(store, rank, size, options)
+
+
+def _nccl(store: Any, rank: int, size: int) -> Any:
+    if not dist.is_nccl_available():
+        raise ConfigError("tensor_parallel on CUDA needs a torch built with NCCL")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = _TIMEOUT
+    return dist.ProcessGroupNCCL(store, rank, size, options)

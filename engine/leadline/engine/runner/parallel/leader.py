@@ -1,0 +1,133 @@
+"""ParallelRunner: rank 0's shard and the plans for all others, behind the contract of `core.plan.Runner`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+
+from leadline.engine.config import EngineConfig
+from leadline.engine.core.plan import StepHandle, StepPlan, StepResult
+from leadline.engine.errors import ConfigError, EngineDead
+from leadline.engine.hub.local import LocalModel
+from leadline.engine.models.config import ModelConfig
+from leadline.engine.models.parallel import check_divisible
+from leadline.engine.runner.build import build_runner, resolve_context, resolve_device
+from leadline.engine.runner.model_runner import ModelRunner
+from leadline.engine.runner.parallel.agreement import checksums
+from leadline.engine.runner.parallel.codec import PlanEncoder
+from leadline.engine.runner.parallel.group import RankGroup
+from leadline.engine.runner.parallel.messages import Setup
+from leadline.engine.runner.parallel.ranks import Ranks
+from leadline.engine.runner.parallel.ring import PlanWriter, frame_bytes, unnamed_file
+
+__all__ = ["ParallelRunner", "build_parallel_runner"]
+
+CHECK_VARIABLE = "LEADLINE_TP_CHECK"
+
+
+@dataclass(slots=True)
+class _Handle:
+    inner: StepHandle
+    ranks: Ranks
+
+    def wait(self) -> StepResult:
+        with self.ranks.guard():
+            return self.inner.wait()
+
+
+class ParallelRunner:
+    """Implements `core.plan.Runner` over several ranks. Any failure in a step is EngineDead: ranks that have
+    run different steps cannot go on."""
+
+    def __init__(
+        self, runner: ModelRunner, ranks: Ranks, group: RankGroup, plans: PlanWriter, *, check: bool
+    ) -> None:
+        """`check`: compare the sampled tokens of all ranks after each step, which waits for it."""
+        self.runner = runner
+        self.ranks = ranks
+        self.group = group
+        self.plans = plans
+        self.device = runner.device
+        self.num_blocks = runner.num_blocks
+        self._encoder = PlanEncoder(runner.tables)
+        self._check = check
+
+    def launch(self, plan: StepPlan) -> StepHandle:
+        """Publish the plan, then start this rank's part. Raises EngineDead."""
+        with self.ranks.guard():
+            self.plans.write(self._encoder.encode(plan))
+            handle = self.runner.launch(plan)
+            if self._check:
+                seen = checksums(self.group, handle)
+                if len(set(seen)) > 1:
+                    raise EngineDead(
+                        f"the ranks disagree on the tokens of step {plan.step_id}: their checksums are {seen}"
+                    )
+        return _Handle(handle, self.ranks)
+
+    def check_alive(self) -> None:
+        """Raise EngineDead if a rank has died. For when there is nothing to launch."""
+        self.ranks.check_alive()
+
+    def close(self) -> None:
+        """Stop the workers. Happens by itself when the runner is dropped or the process ends."""
+        self.ranks.dead = self.ranks.dead or EngineDead("the engine has been closed")
+        self.ranks.close()
+        self.group.abort()
+
+
+def build_parallel_runner(
+    config: EngineConfig, local: LocalModel, model_config: ModelConfig, *, progress: bool = True
+) -> tuple[ParallelRunner, int]:
+    """Start the workers and build all ranks' shards. Returns the runner and the context length it can serve.
+
+    Raises what `build_runner` does, whichever rank it happened on.
+    """
+    size = config.tensor_parallel
+    check_divisible(model_config, size)
+    device = resolve_device(config)
+    if device.type == "cuda":
+        if torch.cuda.device_count() < size:
+            raise ConfigError(
+                f"tensor_parallel {size} needs as many GPUs, and {torch.cuda.device_count()} are visible; "
+                "lower it, or look at CUDA_VISIBLE_DEVICES and the pod's GPU limit"
+            )
+        torch.cuda.set_device(0)
+        device = torch.device("cuda", 0)
+    elif config.cpu_threads is None and "OMP_NUM_THREADS" not in os.environ:
+        config = config.replace(cpu_threads=max(1, len(os.sched_getaffinity(0)) // size))
+    config = config.replace(device=device.type)
+    check = os.environ.get(CHECK_VARIABLE, "0") not in ("", "0")
+    level = logging.getLogger().getEffectiveLevel()
+
+    def setup(rank: int) -> Setup:
+        return Setup(config, rank, str(local.path), local.model_id, local.revision, check, level)
+
+    meeting_fd, plans_fd = unnamed_file(), unnamed_file()
+    try:
+        ranks = Ranks(size, meeting_fd, plans_fd)
+        try:
+            with ranks.guard(building=True):
+                frame = frame_bytes(config, resolve_context(config, model_config))
+                sockets = [worker.socket for worker in ranks.workers]
+                plans = PlanWriter(plans_fd, frame, sockets, ranks.await_ack)
+                ranks.send_setup(setup)
+                group = RankGroup(meeting_fd, 0, size, device)
+                ranks.abort = group.abort
+                runner, length = build_runner(config, local, model_config, progress=progress, group=group)
+                for rank, loaded in enumerate(ranks.await_loaded(), 1):
+                    if (loaded.num_blocks, loaded.max_model_len) != (runner.num_blocks, length):
+                        raise EngineDead(
+                            f"rank {rank} has {loaded.num_blocks} KV blocks and a context of "
+                            f"{loaded.max_model_len}; rank 0 has {runner.num_blocks} and {length}"
+                        )
+        except BaseException:
+            ranks.close()
+            raise
+    finally:
+        os.close(meeting_fd)
+        os.close(plans_fd)
+    return ParallelRunner(runner, ranks, group, plans, check=check), length
