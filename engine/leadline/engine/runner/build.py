@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from leadline.engine.runner.parallel import ParallelRunner
     from leadline.engine.runner.parallel.group import RankGroup
 
-__all__ = ["build_runner", "resolve_context", "resolve_device", "resolve_dtype"]
+__all__ = ["build_runner", "build_shard", "resolve_context", "resolve_device", "resolve_dtype"]
 
 logger = logging.getLogger("leadline.engine.runner")
 
@@ -77,18 +77,34 @@ def build_runner(
     *,
     progress: bool = True,
     model: CausalLM | None = None,
-    group: RankGroup | None = None,
 ) -> tuple[ModelRunner | ParallelRunner, int]:
     """Load the model and allocate its KV cache. Returns the runner and the context length it can serve.
 
-    `model`: one that is loaded already (on the device and in the dtype that `config` says), to be shared.
-    `group`: build one rank's part; without it, tensor_parallel > 1 starts the other ranks and builds all.
+    With tensor_parallel > 1 this starts the other ranks' processes. `model`: one that is loaded already (on
+    the device and in the dtype that `config` says), to be shared; for one rank only.
     Raises ConfigError, UnsupportedModel, ModelNotFound, OutOfMemory.
     """
-    if config.tensor_parallel > 1 and group is None:
-        from leadline.engine.runner.parallel import build_parallel_runner
+    if config.tensor_parallel == 1:
+        return build_shard(config, local, model_config, progress=progress, model=model)
+    if model is not None:
+        raise ConfigError(
+            f"a loaded model is whole and cannot serve tensor_parallel {config.tensor_parallel}"
+        )
+    from leadline.engine.runner.parallel import build_parallel_runner
 
-        return build_parallel_runner(config, local, model_config, progress=progress)
+    return build_parallel_runner(config, local, model_config, progress=progress)
+
+
+def build_shard(
+    config: EngineConfig,
+    local: LocalModel,
+    model_config: ModelConfig,
+    *,
+    progress: bool = True,
+    model: CausalLM | None = None,
+    group: RankGroup | None = None,
+) -> tuple[ModelRunner, int]:
+    """`build_runner` for the one device of this process: `group`'s rank, or the only one."""
     device = resolve_device(config)
     dtype = resolve_dtype(config, model_config, device)
     length = resolve_context(config, model_config)

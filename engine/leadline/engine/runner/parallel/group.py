@@ -92,7 +92,7 @@ def _finish(work: Any) -> None:
 
 
 def _gloo(store: Any, rank: int, size: int) -> Any:
-    backend = dist.ProcessGroupGloo
+    backend: Any = dist.ProcessGroupGloo
     options = backend._Options()
     options._devices = [backend.create_device(hostname="127.0.0.1")]
     options._timeout = _TIMEOUT

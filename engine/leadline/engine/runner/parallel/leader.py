@@ -14,7 +14,7 @@ from leadline.engine.errors import ConfigError, EngineDead
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.config import ModelConfig
 from leadline.engine.models.parallel import check_divisible
-from leadline.engine.runner.build import build_runner, resolve_context, resolve_device
+from leadline.engine.runner.build import build_shard, resolve_context, resolve_device
 from leadline.engine.runner.model_runner import ModelRunner
 from leadline.engine.runner.parallel.agreement import checksums
 from leadline.engine.runner.parallel.codec import PlanEncoder
@@ -117,7 +117,7 @@ def build_parallel_runner(
                 ranks.send_setup(setup)
                 group = RankGroup(meeting_fd, 0, size, device)
                 ranks.abort = group.abort
-                runner, length = build_runner(config, local, model_config, progress=progress, group=group)
+                runner, length = build_shard(config, local, model_config, progress=progress, group=group)
                 for rank, loaded in enumerate(ranks.await_loaded(), 1):
                     if (loaded.num_blocks, loaded.max_model_len) != (runner.num_blocks, length):
                         raise EngineDead(

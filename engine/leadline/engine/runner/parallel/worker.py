@@ -22,7 +22,7 @@ import torch
 
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.config import load_model_config
-from leadline.engine.runner.build import build_runner
+from leadline.engine.runner.build import build_shard
 from leadline.engine.runner.memory import oom_message
 from leadline.engine.runner.parallel.agreement import checksums
 from leadline.engine.runner.parallel.codec import PlanDecoder
@@ -68,7 +68,7 @@ def _serve(setup: Setup, leader: socket.socket, meeting_fd: int, plans_fd: int) 
     plans = PlanReader(plans_fd, leader)
     leader.send(encode(Hello()))
     group = RankGroup(meeting_fd, setup.rank, config.tensor_parallel, device)
-    runner, length = build_runner(config, local, model_config, progress=False, group=group)
+    runner, length = build_shard(config, local, model_config, progress=False, group=group)
     decoder = PlanDecoder(runner.tables)
     gc.collect()
     gc.freeze()
