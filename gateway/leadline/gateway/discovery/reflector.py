@@ -4,7 +4,9 @@ Room: gateway/discovery. What goes wrong with watches, and what is done about it
 
     the server ends it (always, after a time)    watch again from the last resourceVersion, bookmarks included
     410 Gone, as status or as event              list again: the versions in between are lost
-    the connection dies without a word           no byte for longer than the server's timeout: watch again
+    the connection breaks                        watch again from the last resourceVersion
+    the connection dies without a word           no byte for longer than the server's timeout: list again
+    the server refuses                           list again
     the API server is away                       keep what is known, try again with growing pauses
     an event was missed for whatever reason      list again every `resync` seconds
 
@@ -131,6 +133,9 @@ class Reflector:
                 problem = "410 Gone again"
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, _Refused) as error:
                 problem = str(error) or type(error).__name__
+                if isinstance(error, (TimeoutError, msgspec.DecodeError, _Refused)):
+                    # The server has no use for our version (restored from a backup, say), or is not heard.
+                    self._listed_at = float("-inf")
             self.failures += 1
             if problem != complained:
                 complained = problem
