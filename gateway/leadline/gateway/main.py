@@ -9,6 +9,7 @@ stops accepting and finishes its streams, up to `server.shutdown_seconds`.
 """
 
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -48,6 +49,7 @@ def _serve_one(config: GatewayConfig, listener: socket.socket, address: str | No
     import uvicorn
 
     from leadline.gateway.app import Gateway
+    from leadline.gateway.proxy.server_protocol import ServerProtocol
 
     gateway = Gateway(config)
 
@@ -64,7 +66,7 @@ def _serve_one(config: GatewayConfig, listener: socket.socket, address: str | No
     settings = uvicorn.Config(
         gateway,
         loop="uvloop",
-        http="httptools",
+        http=ServerProtocol,
         ws="none",
         lifespan="on",
         access_log=False,
@@ -77,6 +79,10 @@ def _serve_one(config: GatewayConfig, listener: socket.socket, address: str | No
         timeout_graceful_shutdown=max(1, round(config.server.shutdown_seconds)),
     )
     listener.listen(_BACKLOG)
+    # What is loaded now stays: the collector need not walk over it, nor run for every few hundred requests.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 50)
     server = Server(settings)
     with contextlib.suppress(KeyboardInterrupt):
         server.run([listener])

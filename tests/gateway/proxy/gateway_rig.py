@@ -17,6 +17,7 @@ import uvicorn
 from leadline.gateway.app import Gateway, proxy_settings
 from leadline.gateway.config import GatewayConfig, PodConfig, ServiceConfig
 from leadline.gateway.pods import Pod
+from leadline.gateway.proxy.server_protocol import ServerProtocol
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 STREAM = {**CHAT, "stream": True}
@@ -280,7 +281,7 @@ async def gateway_to(
     listener.bind(("127.0.0.1", 0))
     options = uvicorn.Config(
         gateway,
-        http="httptools",
+        http=ServerProtocol,
         access_log=False,
         log_config=None,
         server_header=False,

@@ -131,7 +131,8 @@ def told(events: list[Any]) -> dict[str, Any]:
         "token_ids": [token for choice in choices for token in choice.get("token_ids", [])],
         "logprobs": [
             *(entry["token"] for part in logprobs for entry in part.get("content") or []),
-            *(pair for part in logprobs for pair in zip(part.get("tokens", []), part.get("text_offset", []))),
+            *(token for part in logprobs for token in part.get("tokens", [])),
+            *(offset for part in logprobs for offset in part.get("text_offset", [])),
         ],
     }
 
@@ -151,7 +152,7 @@ async def test_a_stream_that_is_cut_anywhere_reads_as_one_that_is_not(engine: En
     if "return_token_ids" not in body:
         assert wanted["token_ids"] == []
     last = len(undisturbed) + 1  # the engine sends more chunks when asked for token ids
-    for cut in sorted({0, 1, 2, 3, last // 2, last - 4, last - 3, last - 2, last - 1}):
+    for cut in sorted({0, 1, 3, last // 2, last - 3, last - 2, last - 1}):
         async with cut_stream(engine, cut) as (rig, cutter):
             got = told(await ask(rig.url, body))
             assert got == wanted, f"cut after {cut} events"
