@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from gpu_models import SHAPES, write_model
-from gpu_phases import phases
+from gpu_phases import phases, timed_run
 from gpu_results import result_line
 from leadline.engine import LLM, SamplingParams
 
@@ -270,6 +270,10 @@ def main() -> None:
                 if options.phases and mode == "graph":
                     for rows in (1, 32, 256):
                         print(phases(llm, rows), flush=True)
+                    llm.reset_prefix_cache()
+                    prompts, lengths = workload("A", options.requests, options.longest)
+                    each = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=n) for n in lengths]
+                    print("phases of A" + timed_run(llm, prompts, each), flush=True)
                 if options.profile:
                     profile(llm)
                 del llm

@@ -13,7 +13,7 @@ from typing import Any
 
 from leadline.engine import LLM, SamplingParams
 
-__all__ = ["phases"]
+__all__ = ["phases", "timed_run"]
 
 
 class _Clock:
@@ -41,11 +41,16 @@ class _Clock:
 
 def phases(llm: LLM, rows: int, steps: int = 200) -> str:
     """One line: microseconds a step of each phase over `steps` decode steps of `rows` requests."""
-    from leadline.engine.runner.handle import RunnerHandle
-
     prompts = [[random.Random(i).randint(0, 10000) for _ in range(128)] for i in range(rows)]
     params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=steps)
     llm.generate(prompts, params, use_tqdm=False)  # prefixes are cached from here on
+    return f"phases at {rows} rows" + timed_run(llm, prompts, [params] * rows)
+
+
+def timed_run(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> str:
+    """Microseconds a step of each phase of one `generate`."""
+    from leadline.engine.runner.handle import RunnerHandle
+
     core, clock = llm.core, _Clock()
     clock.wrap(core.scheduler, "schedule", "schedule")
     clock.wrap(core.runner, "launch", "launch")
@@ -63,6 +68,6 @@ def phases(llm: LLM, rows: int, steps: int = 200) -> str:
     parts = ", ".join(f"{name} {seconds / count * 1e6:.0f}" for name, seconds in clock.seconds.items())
     rest = total - sum(clock.seconds.values())
     return (
-        f"phases at {rows} rows, us a step over {count} steps: {parts}, rest {rest / count * 1e6:.0f}, "
+        f", us a step over {count} steps: {parts}, rest {rest / count * 1e6:.0f}, "
         f"total {total / count * 1e6:.0f}"
     )

@@ -87,22 +87,36 @@ class Case:
             )
         return skinny(self.x, self.weights[i], self.space, norm=True, gated=self.gated, shape=shape)
 
-    def one(self, i: int) -> object:
+    def one(self, i: int, cut: tuple[int, int, int] | None = None) -> object:
+        weight = self.weights[i]
         if self.adds:
-            return gemv(self.x, self.weights[i], residual=self.residual)
-        return gemv(self.x, self.weights[i], norm=(self.norm[: self.width], 1e-6), gated=self.gated)
+            return gemv(self.x, weight, residual=self.residual, cut=cut)
+        return gemv(self.x, weight, norm=(self.norm[: self.width], 1e-6), gated=self.gated, cut=cut)
+
+    def tuned_one(self) -> str:
+        """The best cuts of one row's product by trial."""
+        found = []
+        for cut in itertools.product((1024, 2048, 4096), (1, 2, 4), (4, 8)):
+            tile, outs, _ = cut
+            if tile >= 2 * self.width or not 1024 <= tile * outs * (1 + self.gated) <= 8192:
+                continue
+            found.append((seconds(lambda i, cut=cut: self.one(i, cut)), cut))
+        return "  ".join(f"{time * 1e6:.2f} {cut}" for time, cut in sorted(found)[:4])
 
     def tuned(self) -> str:
         """The best cuts by trial."""
         found = []
-        for size, depth, splits, stages in itertools.product((32, 64), (64, 128, 256), (1, 2, 4, 8), (3, 5)):
+        for size, depth, splits, stages, ahead in itertools.product(
+            (32, 64), (64, 128), (1, 2, 4), (3, 5), (False, True)
+        ):
             programs = -(-self.num_out // size) * splits
             if self.width % (splits * depth) or not 64 <= programs <= 800:
                 continue
             if (size * (1 + self.gated) + len(self.x)) * depth * stages * 2 > 110_000:
                 continue
-            shape = Shape(size, depth, splits, stages, 4)
-            found.append((seconds(lambda i, shape=shape: self.few(i, shape)), (size, depth, splits, stages)))
+            shape = Shape(size, depth, splits, stages, 4, ahead)
+            cut = (size, depth, splits, stages, ahead)
+            found.append((seconds(lambda i, shape=shape: self.few(i, shape)), cut))
         return "  ".join(f"{time * 1e6:.2f} {cut}" for time, cut in sorted(found)[:4])
 
 
@@ -126,8 +140,8 @@ def main() -> None:
                 f"fused {fused * 1e6:.2f}",
                 flush=True,
             )
-            if options.tune and rows > 1:
-                print("    ", case.tuned(), flush=True)
+            if options.tune:
+                print("    ", case.tuned() if rows > 1 else case.tuned_one(), flush=True)
 
 
 if __name__ == "__main__":

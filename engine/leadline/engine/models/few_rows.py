@@ -24,13 +24,21 @@ if TYPE_CHECKING:
 __all__ = ["FewRows"]
 
 
+_LARGEST_WEIGHT = 8 << 20
+"""Elements up to which skinny products beat cuBLAS and separate small kernels (benchmarks/gpu_skinny.py on an
+H200: 21.9 against 30.5 us for the four of a 0.6B layer at 32 rows, but 184 against 119 for an 8B layer)."""
+
+
 class FewRows:
     """Runs steps of up to `max_rows` rows for one model; made by `FewRows.of`."""
 
     def __init__(self, model: Decoder) -> None:
         self.model = model
         # Scaled residuals could pass float16's largest number: there only single rows are taken.
-        self.max_rows = MAX_ROWS if model.dtype == torch.bfloat16 else 1
+        layer = model.layers[0]
+        largest = max(linear.weight.numel() for linear in (layer.qkv, layer.o, layer.gate_up, layer.down))
+        few = model.dtype == torch.bfloat16 and largest <= _LARGEST_WEIGHT
+        self.max_rows = MAX_ROWS if few else 1
         self.space = Workspace(model.hidden_size, model.dtype, model.device)
 
     @staticmethod

@@ -84,18 +84,21 @@ def gemv(
     norm: tuple[torch.Tensor, float] | None = None,
     gated: bool = False,
     residual: torch.Tensor | None = None,
+    cut: tuple[int, int, int] | None = None,
 ) -> torch.Tensor:
     """x [1, in] (contiguous) times weight [out, in] → [1, out], or [1, out / 2] if `gated`.
 
     norm: weight [in] and epsilon of an RMSNorm of x. residual [1, out] is added to and overwritten: it is the
-    result.
+    result. cut: (columns a tile, outputs a program, warps), for trials.
     """
     rows, width = weight.shape
     num_out = rows // 2 if gated else rows
     out = residual if residual is not None else x.new_empty((1, num_out))
     norm_weight, eps = norm if norm is not None else (x, 0.0)
-    tile = min(triton.next_power_of_2(width), _LARGEST_TILE)
-    outs = max(1, (1024 if gated else 2048) // tile)
+    if cut is None:
+        tile = min(triton.next_power_of_2(width), _LARGEST_TILE)
+        cut = (tile, max(1, (1024 if gated else 2048) // tile), 4)
+    tile, outs, warps = cut
     gemv_kernel[(triton.cdiv(num_out, outs),)](
         x,
         weight,
@@ -110,7 +113,7 @@ def gemv(
         NORM=norm is not None,
         GATED=gated,
         ADD=residual is not None,
-        num_warps=4,
+        num_warps=warps,
         launch_pdl=True,
     )
     return out

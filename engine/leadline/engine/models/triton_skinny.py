@@ -100,6 +100,7 @@ def skinny_kernel(
     x, weight, squares, residual, norm_weight, out, scaled, partial, arrived, eps, rows, num_out,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, DEPTH: tl.constexpr, SPLITS: tl.constexpr,
     STAGES: tl.constexpr, BLOCKS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs, part of the width). x [rows, WIDTH] contiguous; weight [num_out (twice if
     GATED), WIDTH]; squares float32 [BLOCKS, ROWS], read if NORM, written if ADD; partial float32 [blocks,
@@ -114,11 +115,12 @@ def skinny_kernel(
     safe = tl.minimum(outs, num_out - 1)
     w_at = weight + safe.to(tl.int64)[:, None] * WIDTH + begin
     second = num_out.to(tl.int64) * WIDTH
-    lines = tl.arange(0, triton.next_power_of_2(LENGTH // 64)) * 64
-    ahead = w_at + tl.minimum(lines, LENGTH - 1)[None, :]
-    _prefetch(ahead)
-    if GATED:
-        _prefetch(ahead + second)
+    if PREFETCH:
+        lines = tl.arange(0, triton.next_power_of_2(LENGTH // 64)) * 64
+        ahead = w_at + tl.minimum(lines, LENGTH - 1)[None, :]
+        _prefetch(ahead)
+        if GATED:
+            _prefetch(ahead + second)
     gdc_wait()
     gdc_launch_dependents()
     x_at = x + tl.minimum(lanes, rows - 1)[:, None] * WIDTH + begin + depth[None, :]
@@ -172,14 +174,20 @@ class Shape:
     splits: int = 1
     stages: int = 4
     warps: int = 4
+    prefetch: bool = True
 
     @staticmethod
     def of(num_out: int, width: int, gated: bool) -> Shape:
-        """At least one program an SM, if the width can be split that far."""
-        splits, depth = 1, 128 if width % 128 == 0 else 64
-        while triton.cdiv(num_out, 32) * splits < 96 and width % (2 * splits * depth) == 0:
+        """About one program an SM, if the width can be split that far. Cuts by trial on an H200
+        (benchmarks/gpu_skinny.py --tune)."""
+        outs = 64 if num_out >= 2048 else 32
+        depth = 128 if outs == 32 and width % 128 == 0 else 64
+        splits = 1
+        while triton.cdiv(num_out, outs) * splits < (64 if outs == 64 else 96) and (
+            width % (2 * splits * depth) == 0
+        ):
             splits *= 2
-        return Shape(32, depth, splits, 3 if gated else 4, 4)
+        return Shape(outs, depth, splits, 5, 4)
 
 
 class Workspace:
@@ -242,6 +250,7 @@ def skinny(
         NORM=norm,
         GATED=gated,
         ADD=residual is not None,
+        PREFETCH=shape.prefetch,
         num_warps=shape.warps,
         launch_pdl=True,
     )
