@@ -45,6 +45,7 @@ lint: setup
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python benchmarks/report.py --check
+	@$(BIN)/python -m leadline.operator.crd --check
 
 format: setup
 	@$(BIN)/ruff check --fix .

@@ -1,4 +1,5 @@
-"""Names of the InferenceService resource: group, version, labels, condition types and reasons.
+"""Names of the InferenceService resource: group, version, labels, condition types and reasons. Its fields are in
+isvc_types.py.
 
 The Kubernetes API conventions ask that condition types and reasons be CamelCase words which programs may
 compare; they are part of the API and never change their meaning.
@@ -49,17 +50,21 @@ class ConditionType(StrEnum):
 class Reason(StrEnum):
     """Why a condition is what it is."""
 
-    AVAILABLE = "Available"
+    READY = "Ready"
     SCALED_TO_ZERO = "ScaledToZero"
     CREATING_PODS = "CreatingPods"
     LOADING_WEIGHTS = "LoadingWeights"
     ROLLING_OUT = "RollingOut"
     ROLLOUT_BLOCKED = "RolloutBlocked"
     INSUFFICIENT_GPU = "InsufficientGPU"
+    UNSCHEDULABLE = "Unschedulable"
     IMAGE_PULL_FAILED = "ImagePullFailed"
+    CONFIG_FAILED = "ConfigFailed"
+    PODS_REFUSED = "PodsRefused"
     MODEL_NOT_FOUND = "ModelNotFound"
-    MODEL_UNAUTHORIZED = "ModelUnauthorized"
+    UNAUTHORIZED = "Unauthorized"
     MODEL_UNSUPPORTED = "ModelUnsupported"
     OUT_OF_MEMORY = "OutOfMemory"
     CRASH_LOOP = "CrashLoop"
     INVALID_SPEC = "InvalidSpec"
+    NAME_TAKEN = "NameTaken"
