@@ -1,0 +1,161 @@
+"""The cluster that KUBECONFIG names, by way of its own tools: kubectl, and helm for the chart.
+
+A test works in a namespace of its own, which admits restricted pods only, and waits for conditions. When one
+does not come, the failure says what the namespace looked like: pods, events, the last lines of the logs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+__all__ = ["CHART", "ROOT", "Cluster", "Namespace", "free_of", "image"]
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "leadline"
+RESTRICTED = {
+    f"pod-security.kubernetes.io/{mode}": level
+    for mode, level in (("enforce", "restricted"), ("warn", "restricted"))
+}
+_OUR_IMAGES = ("engine", "gateway", "operator", "valkey")
+
+
+def image(name: str) -> str:
+    """Where the cluster has an image of ours: LEADLINE_E2E_IMAGES, with `NAME` to be replaced."""
+    assert name in _OUR_IMAGES
+    return os.environ.get("LEADLINE_E2E_IMAGES", "leadline/NAME:dev").replace("NAME", name)
+
+
+class Cluster:
+    """kubectl and helm against one kubeconfig."""
+
+    def __init__(self, kubeconfig: str) -> None:
+        self.environment = {**os.environ, "KUBECONFIG": kubeconfig}
+        # ../shared/cluster puts the tools beside its kubeconfig.
+        beside = Path(kubeconfig).parent / "bin"
+        self._path = f"{os.environ.get('PATH', '')}{os.pathsep}{beside}"
+
+    def tool(self, name: str, *args: str, text: str | None = None, check: bool = True) -> str:
+        """Output of a tool. Raises AssertionError with what it wrote to standard error."""
+        program = shutil.which(name, path=self._path)
+        assert program, f"{name} is neither on PATH nor beside the kubeconfig"
+        done = subprocess.run(
+            [program, *args], input=text, capture_output=True, text=True, env=self.environment, timeout=300
+        )
+        if check and done.returncode:
+            raise AssertionError(f"{name} {' '.join(args)}: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def kubectl(self, *args: str, text: str | None = None, check: bool = True) -> str:
+        return self.tool("kubectl", *args, text=text, check=check)
+
+    def helm(self, *args: str, check: bool = True) -> str:
+        return self.tool("helm", *args, check=check)
+
+    @contextmanager
+    def namespace(self, prefix: str) -> Iterator[Namespace]:
+        """A namespace of its own for a test, gone afterwards; kept where LEADLINE_E2E_KEEP is set."""
+        name = f"{prefix}-{uuid.uuid4().hex[:6]}"
+        document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}}
+        self.kubectl("create", "-f", "-", text=json.dumps(document))
+        try:
+            yield Namespace(self, name)
+        finally:
+            if not os.environ.get("LEADLINE_E2E_KEEP"):
+                self.kubectl("delete", "namespace", name, "--wait=true", "--timeout=120s")
+
+
+class Namespace:
+    """One namespace of the cluster."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+
+    def kubectl(self, *args: str, text: str | None = None, check: bool = True) -> str:
+        return self.cluster.kubectl("-n", self.name, *args, text=text, check=check)
+
+    def apply(self, documents: str | Iterable[dict[str, Any]]) -> None:
+        """YAML, or documents, with the images that this cluster has in place of the published ones."""
+        loaded = list(yaml.safe_load_all(documents)) if isinstance(documents, str) else list(documents)
+        self.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(own_images(loaded)))
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        """None: there is none."""
+        found: dict[str, Any] | None = json.loads(
+            self.kubectl("get", kind, name, "-o", "json", "--ignore-not-found") or "null"
+        )
+        return found
+
+    def items(self, kinds: str, selector: str = "") -> list[dict[str, Any]]:
+        text = self.kubectl("get", kinds, "-o", "json", *(["-l", selector] if selector else []))
+        found: list[dict[str, Any]] = json.loads(text)["items"]
+        return found
+
+    def until(self, what: str, condition: Callable[[], Any], seconds: float = 180.0) -> float:
+        """Wait for a condition; how long it took. A failure describes the namespace."""
+        began = time.monotonic()
+        while not condition():
+            if time.monotonic() - began > seconds:
+                raise AssertionError(f"not within {seconds:.0f} s: {what}\n{self.describe()}")
+            time.sleep(0.2)
+        return time.monotonic() - began
+
+    def rolled_out(self, deployment: str, seconds: float = 180.0) -> float:
+        """Wait until all pods of a Deployment are ready."""
+
+        def ready() -> bool:
+            found = self.get("deployment", deployment) or {}
+            status, wanted = found.get("status", {}), found.get("spec", {}).get("replicas", 1)
+            observed = status.get("observedGeneration") == found.get("metadata", {}).get("generation")
+            return bool(
+                observed and status.get("readyReplicas", 0) == status.get("updatedReplicas", 0) == wanted
+            )
+
+        return self.until(f"deployment {deployment} is ready", ready, seconds)
+
+    def node_port(self, service: str) -> str:
+        """URL of a NodePort service; LEADLINE_E2E_NODE names the node where it is not this machine."""
+        found = self.get("service", service)
+        assert found is not None
+        host = os.environ.get("LEADLINE_E2E_NODE", "127.0.0.1")
+        return f"http://{host}:{found['spec']['ports'][0]['nodePort']}"
+
+    def describe(self) -> str:
+        """For a person who reads why a test failed."""
+        parts = [self.kubectl("get", "pods,isvc", "-o", "wide", check=False)]
+        parts += self.kubectl("get", "events", "--sort-by=.lastTimestamp", check=False).splitlines()[-15:]
+        for pod in self.kubectl("get", "pods", "-o", "name", check=False).split():
+            log = self.kubectl("logs", pod, "--all-containers", "--tail=15", check=False)
+            parts.append(f"-- {pod}\n{log}")
+        return "\n".join(parts)
+
+
+def own_images(documents: Any) -> Any:
+    """The same documents with `image: leadline/x:…` and `valkey/valkey:…` as this cluster has them."""
+    if isinstance(documents, list):
+        return [own_images(one) for one in documents]
+    if not isinstance(documents, dict):
+        return documents
+    changed = {key: own_images(value) for key, value in documents.items()}
+    named = changed.get("image")
+    if isinstance(named, str):
+        short = named.partition(":")[0].rpartition("/")[2]
+        if short in _OUR_IMAGES:
+            changed["image"] = image(short)
+    return changed
+
+
+def free_of(namespace: Namespace, kinds: str, selector: str) -> bool:
+    """Nothing of these kinds carries the selector's labels any more."""
+    return not namespace.items(kinds, selector)
