@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,10 +17,16 @@ __all__ = ["post_events"]
 
 
 async def post_events(
-    url: str, path: str, body: Any, api_key: str | None = None
+    url: str,
+    path: str,
+    body: Any,
+    api_key: str | None = None,
+    *,
+    on_head: Callable[[dict[str, str]], None] | None = None,
 ) -> AsyncIterator[dict[str, Any]]:
-    """POST and yield the decoded data of each event up to [DONE]. Raises ServerError for refusals and for
-    error events, OSError or EOFError when the connection breaks."""
+    """POST and yield the decoded data of each event up to [DONE]. `on_head` gets the answer's headers, all in
+    lower case. Raises ServerError for refusals and for error events, OSError or EOFError when the connection
+    breaks."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     secure = parts.scheme == "https"
     reader, writer = await asyncio.open_connection(
@@ -43,6 +49,8 @@ async def post_events(
         writer.write("\r\n".join([*lines, "", ""]).encode() + payload)
         await writer.drain()
         status, headers = await _head(reader)
+        if on_head is not None:
+            on_head(headers)
         chunks = _chunks(reader) if headers.get("transfer-encoding") == "chunked" else _rest(reader)
         if status != 200:
             text = b"".join([chunk async for chunk in chunks]).decode(errors="replace")
