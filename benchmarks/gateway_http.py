@@ -1,0 +1,406 @@
+"""The gateway's own cost beside two Rust routers, in front of the same two mock engines, in one run.
+
+    python -m venv /tmp/routers && /tmp/routers/bin/pip install vllm-router sglang-router
+    apt-get install wrk nginx-light
+    python benchmarks/gateway_http.py --routers /tmp/routers [--workers 2] [--rounds 3] [--seconds 5]
+
+The mock engines are two servers of one nginx process that answer every request with the same small chat
+completion, so what is measured is the router between. `wrk` asks with a two-message chat, not streamed:
+
+    requests/s    64 connections for `--seconds`, the median of `--rounds`; in a round all take turns
+    added p50     1 connection; the median over what the mock engine takes without a router
+    CPU           processor time of the router's processes a request, at 64 connections: says more than
+                  requests/s where other programs share the machine
+
+Then streams: `--streams` clients at once read `--pieces` chunks each from a mock engine (asyncio, one chunk
+every 50 ms), all of which must arrive; between two chunks (ITL), p50 and p99. Leadline runs with its default
+policy (prefix), with --model FOLDER also with that model's tokenizer; the others with their cache-aware one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from record import record
+
+HERE = Path(__file__).resolve()
+FIRST_PORT = 18200
+BODY = json.dumps(
+    {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "You are a helpful assistant."},
+            {"role": "user", "content": "What is the capital of France?"},
+        ],
+        "max_tokens": 8,
+    }
+)
+ANSWER = json.dumps(
+    {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "The capital of France is Paris."},
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 31, "completion_tokens": 8, "total_tokens": 39},
+    }
+)
+MODELS = '{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"mock"}]}'
+NGINX = """
+worker_processes 1; pid %(folder)s/nginx.pid; error_log %(folder)s/nginx.log; daemon off;
+events { worker_connections 4096; }
+http {
+  access_log off; keepalive_timeout 600; keepalive_requests 1000000000; default_type application/json;
+  client_body_temp_path %(folder)s/body;
+  map $uri $answer { default '%(answer)s'; /v1/models '%(models)s'; }
+  %(servers)s
+}
+"""
+LUA = """
+wrk.method = "POST"
+wrk.headers["Content-Type"] = "application/json"
+wrk.body = %s
+done = function(summary, latency, requests)
+  local e = summary.errors
+  io.write(string.format("\\nRESULT %%d %%d %%f %%f %%d\\n", summary.requests, summary.duration,
+    latency:percentile(50), latency:percentile(99), e.connect + e.read + e.write + e.status + e.timeout))
+end
+"""
+
+
+@dataclass
+class Target:
+    """Something to send requests to."""
+
+    name: str
+    url: str
+    process: psutil.Process | None = None
+    rates: list[float] = field(default_factory=list)
+    p50: list[float] = field(default_factory=list)
+    p99: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    single: list[float] = field(default_factory=list)
+
+    def cpu_seconds(self) -> float:
+        if self.process is None:
+            return 0.0
+        total = 0.0
+        for process in [self.process, *self.process.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
+
+
+@contextlib.contextmanager
+def running(command: list[str], log: Path) -> Iterator[psutil.Process]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_for_answer(url: str, log: Path) -> None:
+    """Until a chat is answered with 200."""
+    ends = time.monotonic() + 60
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions", BODY.encode(), {"Content-Type": "application/json"}
+    )
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=5) as got:
+                got.read()
+                return
+        except OSError as error:
+            if time.monotonic() > ends:
+                raise SystemExit(f"{url} does not answer: {error}\n{log.read_text()[-2000:]}") from None
+            time.sleep(0.2)
+
+
+def wrk(url: str, connections: int, seconds: float, script: Path) -> tuple[int, float, float, float]:
+    """(requests, requests/s, p50 ms, p99 ms)."""
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "-s", str(script)]
+    done = subprocess.run(
+        [*command, f"{url}/v1/chat/completions"], capture_output=True, text=True, check=True
+    )
+    found = re.search(r"RESULT (\d+) (\d+) (\S+) (\S+) (\d+)", done.stdout)
+    if found is None:
+        raise SystemExit(f"wrk said nothing of use:\n{done.stdout}{done.stderr}")
+    requests, micros, p50, p99, errors = (float(value) for value in found.groups())
+    if errors:
+        raise SystemExit(f"{errors:.0f} of {requests:.0f} requests to {url} failed")
+    return int(requests), requests / micros * 1e6, p50 / 1000, p99 / 1000
+
+
+def measure(targets: list[Target], rounds: int, seconds: float, script: Path) -> None:
+    for number in range(rounds):
+        for target in targets:
+            wrk(target.url, 64, 1, script)  # warm
+            before = target.cpu_seconds()
+            requests, rate, p50, p99 = wrk(target.url, 64, seconds, script)
+            target.cpu.append((target.cpu_seconds() - before) / requests * 1e6)
+            target.rates.append(rate)
+            target.p50.append(p50)
+            target.p99.append(p99)
+            target.single.append(wrk(target.url, 1, seconds / 2, script)[2])
+        print(f"round {number + 1} of {rounds} done", file=sys.stderr, flush=True)
+
+
+# -- streams -------------------------------------------------------------------------------------------------
+
+
+class StreamingMock(asyncio.Protocol):
+    """Answers every POST with a stream of chunks, anything else with an empty list of models."""
+
+    pieces = 40
+    interval = 0.05
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: Any = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        head, blank, body = self._data.partition(b"\r\n\r\n")
+        found = re.search(rb"content-length: (\d+)", head.lower())
+        if not blank or len(body) < int(found[1] if found else 0):
+            return
+        self._data = b""
+        if not head.startswith(b"POST"):
+            text = MODELS.encode()
+            self._transport.write(
+                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+                % (len(text), text)
+            )
+            return
+        self._transport.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        self._piece(0)
+
+    def _piece(self, number: int) -> None:
+        if self._transport.is_closing():
+            return
+        last = number == self.pieces
+        chunk = {"id": "c", "choices": [{"index": 0, "delta": {"content": f" {number}"}}]}
+        text = b"data: " + (b"[DONE]" if last else json.dumps(chunk).encode()) + b"\n\n"
+        self._transport.write(b"%x\r\n%s\r\n" % (len(text), text) + (b"0\r\n\r\n" if last else b""))
+        if not last:
+            asyncio.get_running_loop().call_later(self.interval, self._piece, number + 1)
+
+
+async def serve_streams(port: int, pieces: int) -> None:
+    StreamingMock.pieces = pieces
+    server = await asyncio.get_running_loop().create_server(StreamingMock, "127.0.0.1", port, backlog=4096)
+    await server.serve_forever()
+
+
+async def read_streams(url: str, streams: int, pieces: int) -> dict[str, float]:
+    """All at once; gaps between chunks in ms."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    body = json.dumps({**json.loads(BODY), "stream": True}).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    request = head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
+    gaps: list[float] = []
+    firsts: list[float] = []
+
+    async def one() -> bool:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            began = last = time.perf_counter()
+            writer.write(request)
+            seen, text = 0, b""
+            while b"data: [DONE]" not in text:
+                data = await reader.read(65536)
+                if not data:
+                    return False
+                now = time.perf_counter()
+                text += data
+                count = text.count(b"data: ")
+                if count > seen:
+                    (gaps if seen else firsts).append((now - (last if seen else began)) * 1000)
+                    last, seen = now, count
+            return text.count(b"data: ") == pieces + 1
+        finally:
+            writer.close()
+
+    whole = await asyncio.gather(*[one() for _ in range(streams)])
+    ordered = sorted(gaps)
+    return {
+        "whole": sum(whole),
+        "first_p50": statistics.median(firsts),
+        "itl_p50": statistics.median(ordered),
+        "itl_p99": ordered[int(0.99 * (len(ordered) - 1))],
+    }
+
+
+# -- the run -------------------------------------------------------------------------------------------------
+
+
+def commands(
+    given: argparse.Namespace, engines: list[str], first_port: int
+) -> dict[str, tuple[list[str], str]]:
+    """Router → (command, URL)."""
+    port = iter(range(first_port, first_port + 20))
+    found: dict[str, tuple[list[str], str]] = {}
+
+    def leadline(name: str, workers: int, extra: list[str]) -> None:
+        at = next(port)
+        command = [sys.executable, "-m", "leadline.cli.main", "gateway", "--host=127.0.0.1", f"--port={at}"]
+        command += [f"--workers={workers}", "--served-name=m", "--log-level=warning", *extra]
+        command += [f"--pod={engine}" for engine in engines]
+        found[name] = (command, f"http://127.0.0.1:{at}")
+
+    leadline("leadline, 1 worker", 1, [])
+    if given.workers > 1:
+        leadline(f"leadline, {given.workers} workers", given.workers, [])
+    if given.model:
+        leadline("leadline, exact tokens, 1 worker", 1, ["--model", given.model])
+    if given.routers:
+        urls = [f"http://{engine}" for engine in engines]
+        for name, start in (("vllm-router", []), ("sglang-router", ["launch"])):
+            at = next(port)
+            command = [f"{given.routers}/bin/{name}", *start, "--worker-urls", *urls]
+            # Metrics of both listen on one port by default.
+            command += ["--policy", "cache_aware", "--host", "127.0.0.1", "--port", str(at)]
+            command += ["--prometheus-port", str(at + 500)]
+            found[name] = (command, f"http://127.0.0.1:{at}")
+    return found
+
+
+def start(
+    stack: contextlib.ExitStack, routers: dict[str, tuple[list[str], str]], folder: Path
+) -> list[Target]:
+    targets = []
+    for name, (command, url) in routers.items():
+        log = folder / (re.sub(r"\W+", "-", name) + ".log")
+        process = stack.enter_context(running(command, log))
+        wait_for_answer(url, log)
+        targets.append(Target(name, url, process))
+    return targets
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--routers", help="virtual environment that has vllm-router and sglang-router")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--streams", type=int, default=300)
+    parser.add_argument("--pieces", type=int, default=40)
+    parser.add_argument("--model", help="model folder: measure with its tokenizer as well")
+    parser.add_argument("--no-record", action="store_true", help="leave benchmarks/results.jsonl alone")
+    parser.add_argument("--mock", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--read", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.mock:
+        asyncio.run(serve_streams(given.mock, given.pieces))
+        return
+    if given.read:
+        print(json.dumps(asyncio.run(read_streams(given.read, given.streams, given.pieces))))
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        small(given, folder)
+        streams(given, folder)
+
+
+def small(given: argparse.Namespace, folder: Path) -> None:
+    script = folder / "chat.lua"
+    script.write_text(LUA % json.dumps(BODY))
+    engines = [f"127.0.0.1:{FIRST_PORT + offset}" for offset in (1, 2)]
+    servers = "\n".join(
+        f"server {{ listen {engine}; location / {{ return 200 $answer; }} }}" for engine in engines
+    )
+    config = folder / "nginx.conf"
+    config.write_text(NGINX % {"folder": folder, "answer": ANSWER, "models": MODELS, "servers": servers})
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(running(["nginx", "-c", str(config)], folder / "nginx.out"))
+        direct = Target("direct", f"http://{engines[0]}")
+        wait_for_answer(direct.url, folder / "nginx.out")
+        targets = [direct, *start(stack, commands(given, engines, FIRST_PORT + 10), folder)]
+        measure(targets, given.rounds, given.seconds, script)
+    base = statistics.median(direct.single)
+    peer = next((statistics.median(t.rates) for t in targets if t.name == "vllm-router"), None)
+    print(f"load average {os.getloadavg()[0]:.1f}")
+    print(f"{'':34}requests/s   p50 ms   p99 ms   added p50 ms at 1   CPU us a request")
+    for target in targets:
+        rate, added = statistics.median(target.rates), statistics.median(target.single) - base
+        p50, p99, cpu = (statistics.median(values) for values in (target.p50, target.p99, target.cpu))
+        print(f"{target.name:34}{rate:10,.0f}{p50:9.2f}{p99:9.2f}{added:20.3f}{cpu:19.0f}")
+        if given.no_record:
+            continue
+        engine = target.name.partition(",")[0]
+        version = None if engine == "leadline" else "mock engine alone" if engine == "direct" else "PyPI"
+        label = f"gateway, 64 connections{target.name.removeprefix(engine)}"
+        ratio = rate / peer if peer and engine == "leadline" else None
+        common: dict[str, Any] = {"engine": engine, "engine_version": version}
+        record(f"{label}, requests", round(rate), "1/s", peer_ratio=ratio and round(ratio, 3), **common)
+        record(f"{label}, CPU a request", round(cpu), "µs", **common)
+        record(f"{label}, added p50 at 1 connection", round(added, 3), "ms", **common)
+
+
+def streams(given: argparse.Namespace, folder: Path) -> None:
+    ports = [FIRST_PORT + offset for offset in (3, 4)]
+    engines = [f"127.0.0.1:{port}" for port in ports]
+    self_command = [sys.executable, str(HERE), f"--pieces={given.pieces}", f"--streams={given.streams}"]
+    print(f"{given.streams} streams at once:")
+    with contextlib.ExitStack() as stack:
+        for port in ports:
+            stack.enter_context(running([*self_command, f"--mock={port}"], folder / f"mock-{port}.log"))
+        direct = Target("direct", f"http://{engines[0]}")
+        wait_for_answer(direct.url, folder / f"mock-{ports[0]}.log")
+        targets = [direct, *start(stack, commands(given, engines, FIRST_PORT + 40), folder)]
+        for target in targets:
+            done = subprocess.run(
+                [*self_command, f"--read={target.url}"], capture_output=True, text=True, check=True
+            )
+            got = json.loads(done.stdout)
+            print(
+                f"{target.name:34}{got['whole']:4.0f} whole, first chunk p50 {got['first_p50']:6.1f} ms, "
+                f"between chunks p50 {got['itl_p50']:6.2f} p99 {got['itl_p99']:6.2f} ms"
+            )
+            if not given.no_record:
+                engine = target.name.partition(",")[0]
+                label = f"gateway, {given.streams} streams{target.name.removeprefix(engine)}"
+                version = None if engine == "leadline" else "PyPI"
+                record(f"{label}, whole", got["whole"], "streams", engine=engine, engine_version=version)
+                record(
+                    f"{label}, ITL p99", round(got["itl_p99"], 2), "ms", engine=engine, engine_version=version
+                )
+
+
+if __name__ == "__main__":
+    main()
