@@ -97,6 +97,22 @@ def test_a_row_may_read_blocks_that_another_row_fills_in_the_same_step(name: str
         check(name, case)
 
 
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_short_chunks_after_long_prefixes_split_their_keys(shape: str, block_size: int) -> None:
+    batches = [[(700, 20)]] if INTERPRET else [[(4224, 128)], [(2100, 3)], [(3000, 65), (600, 1), (2500, 64)]]
+    for seed, rows in enumerate(batches):
+        ordered = sorted(rows, key=lambda row: row[1] > 1)
+        dtype = getattr(torch, DTYPES[-1])
+        case = make_case(SHAPES[shape], block_size, ordered, dtype=dtype, device=DEVICE, seed=seed)
+        backend = build("triton", case.spec)
+        out = case.run(backend)
+        assert backend._prefill_splits > 1
+        assert worst_error(out, case.expected) < TOLERANCE[dtype]
+        assert torch.equal(out, case.run(backend)), "the same step twice gave different bits"
+        assert not backend._prefill_arrived.any()
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 1, 64), (8, 8, 128), (6, 2, 80), (4, 2, 96)])
 def test_triton_takes_other_group_sizes_and_head_dims(heads: int, kv_heads: int, dim: int) -> None:
     check(

@@ -27,6 +27,9 @@ __all__ = ["TritonBackend", "import_triton"]
 _QUERIES = 64
 """Query tokens a prefill CTA."""
 
+_SPLIT_PROGRAMS = 512
+"""CTAs up to which the keys of a small prefill are split."""
+
 _PDL_ROWS = 64
 """Up to so many rows the decode kernel starts before the one that makes q and the KV has ended."""
 
@@ -87,6 +90,11 @@ class TritonBackend:
         self._arrived = torch.zeros(spec.max_rows * spec.num_kv_heads, dtype=torch.int32, device=device)
         self._prefill_meta = torch.zeros(1, dtype=torch.int32, device=device)
         self._prefill_items = torch.empty(0, dtype=torch.int32, device=device)
+        self._prefill_splits = 1
+        programs = (_SPLIT_PROGRAMS, _QUERIES)
+        self._prefill_out = torch.empty((*programs, spec.head_dim), dtype=torch.float32, device=device)
+        self._prefill_lse = torch.empty(programs, dtype=torch.float32, device=device)
+        self._prefill_arrived = torch.zeros(_SPLIT_PROGRAMS, dtype=torch.int32, device=device)
         self._batch: AttentionBatch | None = None
         self._fa3 = FreshChunks(spec)
         self._fresh_chunks: torch.Tensor | None = None
@@ -118,6 +126,7 @@ class TritonBackend:
         if chunks and self._fresh_chunks is None:
             most = (batch.num_tokens - decodes) // _QUERIES + chunks
             self._prefill_items = torch.empty(most, dtype=torch.int32, device=spec.device)
+            self._prefill_splits = _prefill_splits(most * spec.num_heads, batch.max_context_len)
             triton_prefill.prefill_items_kernel[(chunks,)](
                 batch.cu_q,
                 self._prefill_items,
@@ -215,7 +224,8 @@ class TritonBackend:
         batch, spec = self._batch, self.spec
         assert batch is not None
         tile, warps, stages = self._prefill_tiles()
-        prefill_kernel[(self._prefill_items.shape[0] * spec.num_heads,)](
+        splits = self._prefill_splits
+        prefill_kernel[(self._prefill_items.shape[0] * spec.num_heads, splits)](
             q,
             k_cache,
             v_cache,
@@ -225,6 +235,9 @@ class TritonBackend:
             batch.context_lens,
             self._prefill_items,
             self._prefill_meta,
+            self._prefill_out,
+            self._prefill_lse,
+            self._prefill_arrived,
             self._scale_log2,
             q.stride(0),
             batch.block_tables.stride(0),
@@ -237,6 +250,7 @@ class TritonBackend:
             TILE=tile,
             DIM_TILE=self._dim_tile,
             PRECISION=self._precision,
+            SPLITS=splits,
             num_warps=warps,
             num_stages=stages,
         )
@@ -268,6 +282,15 @@ def _heads_packed(x: torch.Tensor) -> torch.Tensor:
     """x [T, heads, dim] with its heads side by side, whatever the token stride; copied only if they are
     not."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+def _prefill_splits(programs: int, context: int) -> int:
+    """Parts that the keys of each query block are split into: more while the GPU has room for them and each
+    part keeps some tiles."""
+    splits = 1
+    while splits < 8 and 2 * splits * programs <= _SPLIT_PROGRAMS and context >= 2 * splits * 256:
+        splits *= 2
+    return splits
 
 
 def _power_of_two(n: int) -> int:

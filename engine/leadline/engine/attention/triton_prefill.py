@@ -8,6 +8,10 @@ knows.
                      0                                          full_end (multiple of TILE)    end
                      unmasked loop: every row is written                  masked loop
 
+A few query blocks after a long prefix would leave most of the GPU idle. Their keys are then split over SPLITS
+CTAs, each of which writes a normalised partial output and its base-2 log-sum-exp; the last to arrive merges
+them in order, as in triton_decode.py.
+
 Invariant: no key at or past the row's context length is loaded (NaN in unwritten cache rows cannot reach
 the result).
 """
@@ -105,6 +109,9 @@ def _tile(
     if MASKED:
         scores = tl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, axis=1) * scale_log2)
+    if MASKED:
+        # A query may see no key of this CTA's part: keep -inf - -inf out of the exponentials.
+        new_peak = tl.maximum(new_peak, -1e30)
     shrink = tl.exp2(peak - new_peak)
     probs = tl.exp2(scores * scale_log2 - new_peak[:, None])
     weight = weight * shrink + tl.sum(probs, axis=1)
@@ -126,6 +133,9 @@ def prefill_kernel(
     context_lens,
     items,
     meta,
+    part_out,
+    part_lse,
+    arrived,
     scale_log2,
     q_stride,
     table_stride,
@@ -138,12 +148,16 @@ def prefill_kernel(
     TILE: tl.constexpr,
     DIM_TILE: tl.constexpr,
     PRECISION: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):
     """q [T, HEADS, HEAD_DIM] with q_stride elements a token; out contiguous; caches as in triton_decode.
 
-    scale_log2 must be positive: the maximum is taken before scaling.
+    scale_log2 must be positive: the maximum is taken before scaling. With SPLITS > 1: part_out float32
+    [items, HEADS, SPLITS, QUERIES, HEAD_DIM], part_lse float32 [items, HEADS, SPLITS, QUERIES], arrived int32
+    [items, HEADS], zero before and after.
     """
     pid = tl.program_id(0)
+    part = tl.program_id(1)
     item = pid // HEADS
     head = pid % HEADS
     kv_head = head // (HEADS // KV_HEADS)
@@ -167,21 +181,57 @@ def prefill_kernel(
     first_position = context - q_len + block * QUERIES
     full_end = (first_position + 1) // TILE * TILE
     end = tl.minimum(first_position + QUERIES, context)
+    # This CTA's part of the keys, in whole tiles; all of them if SPLITS is 1.
+    length = tl.cdiv(tl.cdiv(end, TILE), SPLITS) * TILE
+    low = part * length
+    high = tl.minimum(low + length, end)
     peak = tl.full([QUERIES], float("-inf"), tl.float32)
     weight = tl.zeros([QUERIES], tl.float32)
     acc = tl.zeros([QUERIES, DIM_TILE], tl.float32)
-    for start in range(0, full_end, TILE):
+    for start in range(low, tl.minimum(full_end, high), TILE):
         peak, weight, acc = _tile(
             start, end, q_tile, positions, peak, weight, acc, table, k_cache, v_cache, page_stride, kv_head,
             scale_log2, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_TILE, TILE, PRECISION, False,
         )  # fmt: skip
-    for start in range(full_end, end, TILE):
+    for start in range(tl.maximum(full_end, low), high, TILE):
         peak, weight, acc = _tile(
             start, end, q_tile, positions, peak, weight, acc, table, k_cache, v_cache, page_stride, kv_head,
             scale_log2, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_TILE, TILE, PRECISION, True,
         )  # fmt: skip
-    tl.store(
-        out + tokens[:, None] * (HEADS * HEAD_DIM) + head * HEAD_DIM + dims[None, :],
-        (acc / weight[:, None]).to(out.dtype.element_ty),
-        mask=q_mask,
-    )
+    out_at = out + tokens[:, None] * (HEADS * HEAD_DIM) + head * HEAD_DIM + dims[None, :]
+    if SPLITS == 1:
+        tl.store(out_at, (acc / weight[:, None]).to(out.dtype.element_ty), mask=q_mask)
+    else:
+        lanes = tl.arange(0, QUERIES)
+        first = (item.to(tl.int64) * HEADS + head) * SPLITS
+        inner = lanes[:, None] * HEAD_DIM + dims[None, :]
+        dim_mask = (dims < HEAD_DIM)[None, :] & (lanes >= 0)[:, None]
+        result = acc / tl.where(weight > 0.0, weight, 1.0)[:, None]
+        tl.store(part_out + (first + part) * (QUERIES * HEAD_DIM) + inner, result, mask=dim_mask)
+        lse = tl.where(weight > 0.0, peak + tl.log2(weight), float("-inf"))
+        tl.store(part_lse + (first + part) * QUERIES + lanes, lse)
+        # All threads' partial stores come before the release of the one atomic (barrier, then acq_rel).
+        tl.debug_barrier()
+        counter = arrived + item * HEADS + head
+        if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(counter, 0)
+            top = tl.full([QUERIES], float("-inf"), tl.float32)
+            for other in range(SPLITS):
+                lse = tl.load(part_lse + (first + other) * QUERIES + lanes, cache_modifier=".cg")
+                top = tl.maximum(top, lse)
+            # Queries past the row's end saw no key at all.
+            top = tl.maximum(top, -1e30)
+            weight = tl.zeros([QUERIES], tl.float32)
+            acc = tl.zeros([QUERIES, DIM_TILE], tl.float32)
+            for other in range(SPLITS):
+                lse = tl.load(part_lse + (first + other) * QUERIES + lanes, cache_modifier=".cg")
+                share = tl.exp2(lse - top)
+                value = tl.load(
+                    part_out + (first + other) * (QUERIES * HEAD_DIM) + inner,
+                    mask=dim_mask,
+                    other=0.0,
+                    cache_modifier=".cg",
+                )
+                acc += value * share[:, None]
+                weight += share
+            tl.store(out_at, (acc / weight[:, None]).to(out.dtype.element_ty), mask=q_mask)

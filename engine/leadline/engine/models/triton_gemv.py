@@ -3,9 +3,9 @@
     out = [+ residual] W [norm](x)          out = silu(G [norm](x)) * (U [norm](x)),  W = | G |
                                                                                           | U |
 One row leaves the tensor cores nothing to do: the time is that of reading W once. A program makes a few
-outputs and reads their whole rows of W with plain loads; a product takes 1,000 to 4,000 programs, most of
-them in flight at once. The norm costs no pass of its own: every program reads all of x anyway, and the factor
-1 / rms(x) is applied to the sum.
+outputs and reads their whole rows of W with plain loads; a product takes hundreds to thousands of programs,
+most of them in flight at once. The norm costs no pass of its own: every program reads all of x anyway, and
+the factor 1 / rms(x) is applied to the sum.
 
 Programs of one kernel start while those of the kernel before still run (programmatic dependent launch): they
 fetch their first tile of W, which depends on nobody, and only then wait for x.
@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 __all__ = ["gemv", "gemv_kernel"]
 
-_LARGEST_TILE = 4096
+_LARGEST_TILE = 2048
 
 
 @triton.jit
@@ -89,7 +89,8 @@ def gemv(
     """x [1, in] (contiguous) times weight [out, in] → [1, out], or [1, out / 2] if `gated`.
 
     norm: weight [in] and epsilon of an RMSNorm of x. residual [1, out] is added to and overwritten: it is the
-    result. cut: (columns a tile, outputs a program, warps), for trials.
+    result. cut: (columns a tile, outputs a program, warps); the default is by trial on an H200
+    (benchmarks/gpu_skinny.py --rows 1 --tune).
     """
     rows, width = weight.shape
     num_out = rows // 2 if gated else rows
@@ -97,7 +98,7 @@ def gemv(
     norm_weight, eps = norm if norm is not None else (x, 0.0)
     if cut is None:
         tile = min(triton.next_power_of_2(width), _LARGEST_TILE)
-        cut = (tile, max(1, (1024 if gated else 2048) // tile), 4)
+        cut = (tile, 4 if not gated or tile <= 1024 else 2, 4)
     tile, outs, warps = cut
     gemv_kernel[(triton.cdiv(num_out, outs),)](
         x,

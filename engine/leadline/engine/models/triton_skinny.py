@@ -182,12 +182,12 @@ class Shape:
         (benchmarks/gpu_skinny.py --tune)."""
         outs = 64 if num_out >= 2048 else 32
         depth = 128 if outs == 32 and width % 128 == 0 else 64
-        splits = 1
+        splits = 2 if gated and outs == 64 and width % (2 * depth) == 0 else 1
         while triton.cdiv(num_out, outs) * splits < (64 if outs == 64 else 96) and (
             width % (2 * splits * depth) == 0
         ):
             splits *= 2
-        return Shape(outs, depth, splits, 5, 4)
+        return Shape(outs, depth, splits, 5, 4, prefetch=not gated)
 
 
 class Workspace:
