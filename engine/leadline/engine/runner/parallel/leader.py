@@ -88,6 +88,7 @@ def build_parallel_runner(
     """
     size = config.tensor_parallel
     check_divisible(model_config, size)
+    frame = frame_bytes(config, resolve_context(config, model_config))
     device = resolve_device(config)
     if device.type == "cuda":
         if torch.cuda.device_count() < size:
@@ -111,7 +112,6 @@ def build_parallel_runner(
         ranks = Ranks(size, meeting_fd, plans_fd)
         try:
             with ranks.guard(building=True):
-                frame = frame_bytes(config, resolve_context(config, model_config))
                 sockets = [worker.socket for worker in ranks.workers]
                 plans = PlanWriter(plans_fd, frame, sockets, ranks.await_ack)
                 ranks.send_setup(setup)

@@ -136,7 +136,6 @@ class Ranks:
     def _die(self, error: Exception, *, building: bool) -> LeadlineError:
         found = self._explain(error, building)
         self.dead = found
-        logger.error("%s", found)
         return found
 
     def _explain(self, error: Exception, building: bool) -> LeadlineError:

@@ -1,0 +1,164 @@
+"""Death of a rank, at every time, is a typed error soon; nothing outlives the leader (E24)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+from parallel_rig import processes, tiny_model
+
+from leadline.engine.errors import EngineDead, OutOfMemory, UnsupportedModel
+from leadline.engine.sampling_params import SamplingParams
+
+LONG = SamplingParams(temperature=0, max_tokens=400)
+
+
+EIGHT = {"num_attention_heads": 8, "head_dim": 8}
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return tiny_model(tmp_path, "llama", max_position_embeddings=512)
+
+
+def died(core, seconds: float = 10.0) -> tuple[EngineDead, float]:
+    """Run the loop until it raises; the error and how long that took."""
+    began = time.monotonic()
+    with pytest.raises(EngineDead) as caught:
+        while time.monotonic() - began < seconds:
+            if core.has_work():
+                core.step()
+            else:
+                time.sleep(0.01)  # the loop's own wait for messages
+    return caught.value, time.monotonic() - began
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["in a step", "idle"])
+def test_a_killed_rank_is_a_typed_error_within_two_seconds(rig, ranks, tmp_path, busy):
+    eight = tiny_model(tmp_path / "eight", "llama", max_position_embeddings=512, **EIGHT)
+    core = ranks.core(4, eight, block_size=16, cpu_kv_bytes=1 << 22)
+    if busy:
+        core.add_request(rig.request("a", [5, 6, 7], LONG, eos_token_ids=()))
+        for _ in range(5):
+            core.step()
+    workers = processes(core)
+    workers[1].kill()
+    error, seconds = died(core)
+    assert seconds < 2
+    assert "rank 2 was killed by SIGKILL" in str(error)
+    with pytest.raises(EngineDead, match="rank 2 was killed"):
+        core.has_work()
+    core.runner.close()
+    assert not any(worker.is_running() for worker in workers)
+
+
+def test_a_rank_that_is_stopped_does_not_keep_the_leader_from_closing(ranks, tiny):
+    core = ranks.core(2, tiny, cpu_kv_bytes=1 << 22)
+    (worker,) = processes(core)
+    worker.suspend()
+    core.runner.close()
+    assert not worker.is_running()
+
+
+LEADER = """
+    import sys
+    from pathlib import Path
+    from leadline.engine.config import EngineConfig
+    from leadline.engine.engine_core import EngineCore
+    from leadline.engine.hub.local import LocalModel
+    from leadline.engine.messages import CoreRequest
+    from leadline.engine.sampling_params import SamplingParams
+
+    config = EngineConfig(model="any", device="cpu", tensor_parallel=2, max_model_len=512)
+    core = EngineCore(config, LocalModel(Path(sys.argv[1]), "tiny", "1"), progress=False)
+    print("ready", flush=True)
+    endless = SamplingParams(temperature=0, max_tokens=500)
+    while True:
+        if not core.has_work():
+            request = CoreRequest(
+                request_id="a", prompt_token_ids=[5, 6, 7], sampling=endless, seed=0, arrival=0.0
+            )
+            core.add_request(request)
+        core.step()
+"""
+
+
+def test_ranks_of_a_killed_leader_leave_and_leave_nothing_behind(tiny, tmp_path_factory):
+    """E24. Killed in the middle of steps."""
+    scratch = tmp_path_factory.mktemp("scratch")
+    shared_before = set(os.listdir("/dev/shm"))
+    leader = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(LEADER), str(tiny.path)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    )
+    with leader:
+        assert leader.stdout.readline() == b"ready\n"
+        workers = psutil.Process(leader.pid).children()
+        assert len(workers) == 1
+        os.kill(leader.pid, signal.SIGKILL)
+        _, alive = psutil.wait_procs(workers, timeout=3)
+    assert not alive
+    assert not list(scratch.iterdir())
+    assert set(os.listdir("/dev/shm")) <= shared_before
+
+
+def test_two_engines_of_several_ranks_work_side_by_side(rig, ranks, tiny):
+    """E24: no port, no name, no global state that both would need."""
+    first, second = (ranks.core(2, tiny, cpu_kv_bytes=1 << 22) for _ in range(2))
+    greedy = SamplingParams(temperature=0, max_tokens=20)
+    for core in (first, second):
+        for name in "ab":
+            core.add_request(rig.request(name, [5, 6, ord(name)], greedy, eos_token_ids=()))
+    tokens = ({"a": [], "b": []}, {"a": [], "b": []})
+    while first.has_work() or second.has_work():
+        for core, seen in zip((first, second), tokens, strict=True):
+            for output in core.step():
+                seen[output.request_id] += output.new_token_ids
+    assert tokens[0] == tokens[1]
+    assert len(tokens[0]["a"]) == 20
+    first.runner.close()
+    assert rig.run(second, [[5, 6, ord("a")]], greedy, eos_token_ids=()) == [tokens[0]["a"]]
+
+
+def test_an_engine_that_is_dropped_takes_its_ranks_along(rig, ranks, tiny):
+    core = ranks.core(2, tiny, cpu_kv_bytes=1 << 22)
+    rig.run(core, [[5, 6, 7]], SamplingParams(temperature=0, max_tokens=3))
+    workers = processes(core)
+    ranks._cores.clear()
+    del core
+    assert not psutil.wait_procs(workers, timeout=5)[1]
+
+
+def test_what_fails_while_a_rank_is_built_has_its_own_type(ranks, tiny):
+    with pytest.raises(OutOfMemory, match="one sequence of max_model_len 512"):
+        ranks.core(2, tiny, cpu_kv_bytes=4096)
+    for file in tiny.path.glob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(Exception, match=r"cannot be read|do not fit") as caught:
+        ranks.core(2, tiny, cpu_kv_bytes=1 << 22)
+    assert type(caught.value).__name__ in ("ModelNotFound", UnsupportedModel.__name__)
+
+
+def test_a_rank_that_fails_alone_while_loading_is_named(ranks, tiny, monkeypatch, tmp_path):
+    """Rank 1 finds no memory: a sitecustomize that only workers see makes its first allocation fail."""
+    (tmp_path / "sitecustomize.py").write_text(
+        textwrap.dedent("""
+        import sys
+        if "leadline.engine.runner.parallel.worker" in " ".join(sys.orig_argv):
+            import torch
+            def zeros(*args, **kwargs):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB\\n more")
+            import leadline.engine.runner.build as build
+            build.allocate_kv = zeros
+        """)
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(OutOfMemory, match="rank 1: out of device memory while allocating the KV cache"):
+        ranks.core(2, tiny, cpu_kv_bytes=1 << 22)
