@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 
 from leadline.gateway.config import GatewayConfig
@@ -58,6 +59,18 @@ def _serve_one(config: GatewayConfig, listener: socket.socket, address: str | No
             await super().startup(sockets)
             if address is not None and self.started:
                 print(f"Leadline gateway at {address}", flush=True)
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            # uvicorn's own raises the signal again at the end: a clean shutdown would look like a kill.
+            before = {
+                number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)
+            }
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
         def handle_exit(self, sig: int, frame: object) -> None:
             gateway.draining = True

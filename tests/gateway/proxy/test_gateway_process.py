@@ -1,0 +1,198 @@
+"""`leadline gateway` as a process: workers, signals, logs, traces."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import psutil
+from gateway_rig import (
+    CHAT,
+    STREAM,
+    STREAM_HEAD,
+    Received,
+    ScriptedPod,
+    answer,
+    chunked,
+    completion,
+    gateway_to,
+    ok,
+    pods,
+    sse,
+    until,
+)
+
+from leadline.gateway.config import ServerConfig
+
+
+class Process:
+    """One `leadline gateway`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.process: asyncio.subprocess.Process
+        self.url = ""
+
+    @property
+    def out(self) -> str:
+        return (self.folder / "out").read_text()
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def workers(self) -> list[psutil.Process]:
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # zombies included
+                if "resource_tracker" not in " ".join(child.cmdline()):
+                    found.append(child)
+        return found
+
+
+@contextlib.asynccontextmanager
+async def gateway_process(folder: Path, address: str, *options: str) -> AsyncIterator[Process]:
+    one = Process(folder)
+    command = ["-m", "leadline.cli.main", "gateway", "--host=127.0.0.1", "--port=0", "--served-name=m"]
+    with (folder / "out").open("wb") as out, (folder / "log").open("wb") as log:
+        one.process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, f"--pod={address}", *options, stdout=out, stderr=log
+        )
+    try:
+        await until(lambda: re.search(r" at http://\S+\n", one.out) or one.process.returncode is not None, 60)
+        found = re.search(r" at (http://\S+)\n", one.out)
+        assert found, one.log
+        one.url = found[1]
+        yield one
+    finally:
+        if one.process.returncode is None:
+            one.process.terminate()
+            await asyncio.wait_for(one.process.wait(), 30)
+
+
+async def test_a_stream_is_finished_after_sigterm_and_nothing_new_is_taken(tmp_path: Path) -> None:
+    more = asyncio.Event()
+
+    async def script(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunked(sse("one")))
+        await more.wait()
+        writer.write(chunked(sse("[DONE]")) + b"0\r\n\r\n")
+
+    async with pods(script) as (pod,), gateway_process(tmp_path, pod.address) as gateway:
+        async with (
+            httpx.AsyncClient(timeout=30) as client,
+            client.stream("POST", f"{gateway.url}/v1/chat/completions", json=STREAM) as got,
+        ):
+            pieces = got.aiter_bytes()
+            assert await anext(pieces) == sse("one")
+            gateway.process.terminate()
+            host, port = gateway.url.removeprefix("http://").split(":")
+
+            def closed() -> bool:
+                with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
+                    return False
+                return True
+
+            await until(closed)
+            more.set()
+            assert b"".join([piece async for piece in pieces]) == sse("[DONE]")
+        assert await asyncio.wait_for(gateway.process.wait(), 20) == 0
+
+
+async def test_workers_share_the_port_and_their_counters(tmp_path: Path) -> None:
+    async with pods(ok) as (pod,), gateway_process(tmp_path, pod.address, "--workers=2") as gateway:
+        workers = gateway.workers()
+        assert len(workers) == 2
+        for _ in range(40):
+            async with httpx.AsyncClient() as client:  # a connection of its own
+                got = await client.post(f"{gateway.url}/v1/chat/completions", json=CHAT)
+                assert got.status_code == 200
+
+        async def counted() -> float:
+            async with httpx.AsyncClient() as client:
+                text = (await client.get(f"{gateway.url}/metrics")).text
+            found = re.search(r'requests_total\{code="200",service="default/default"\} (\S+)', text)
+            return float(found[1]) if found else 0
+
+        assert await counted() == 40
+        # A worker that dies is replaced, and what it counted is not forgotten.
+        workers[0].kill()
+        await until(lambda: len(gateway.workers()) == 2 and workers[0] not in gateway.workers(), 20)
+        await until(lambda: "starting another" in gateway.log)
+        assert await counted() == 40
+        gateway.process.terminate()
+        assert await asyncio.wait_for(gateway.process.wait(), 20) == 0
+        await until(lambda: not any(worker.is_running() for worker in workers))
+
+
+async def test_a_port_in_use_is_reported_at_once(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "leadline.cli.main", "gateway", "--host=127.0.0.1"),
+            *(f"--port={taken.getsockname()[1]}", "--pod=127.0.0.1:1"),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, error = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1
+    assert "cannot listen on 127.0.0.1" in error.decode()
+
+
+async def test_the_access_log_tells_everything_but_the_prompt(tmp_path: Path) -> None:
+    body = {**CHAT, "messages": [{"role": "user", "content": "my secret"}]}
+    async with pods(ok) as (pod,), gateway_process(tmp_path, pod.address) as gateway:
+        async with httpx.AsyncClient() as client:
+            url = f"{gateway.url}/v1/chat/completions"
+            await client.post(url, json=body, headers={"Authorization": "Bearer sk-hidden"})
+            await client.post(url, content=b"{")
+        await until(lambda: gateway.out.count('"status"') == 2)
+        lines = [json.loads(line) for line in gateway.out.splitlines() if line.startswith("{")]
+        assert [line["status"] for line in lines] == [200, 400]
+        first = lines[0]
+        assert first["pod"] == pod.address
+        assert first["service"] == "default/default"
+        assert first["prompt_tokens"] == 5
+        assert first["completion_tokens"] == 2
+        for text in (gateway.out, gateway.log):
+            assert "secret" not in text
+            assert "hidden" not in text
+
+
+async def test_spans_are_sent_and_the_trace_is_passed_on() -> None:
+    """A collector on a real port gets OTLP over HTTP."""
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+    async def collect(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(b"", headers="Content-Type: application/x-protobuf"))
+
+    async with pods(ok, collect) as (pod, collector):
+        server = ServerConfig(otlp_endpoint=f"http://{collector.address}")
+        async with gateway_to(pod.address, config={"server": server}) as rig:
+            got = await rig.post(headers={"traceparent": f"00-{trace}-{parent}-01"})
+            assert got.content == completion()
+        sent = pod.completions[0].one("traceparent")
+        assert sent is not None
+        assert sent.split("-")[1] == trace
+        assert sent.split("-")[2] != parent
+        await until(lambda: collector.completions)
+        exported = collector.completions[0]
+        assert exported.path == "/v1/traces"
+        assert bytes.fromhex(trace) in exported.body
+        assert b"leadline.pod" in exported.body
+        assert b"hello" not in exported.body
+
+
+async def test_a_worker_leaves_when_its_parent_was_killed(tmp_path: Path) -> None:
+    async with pods(ok) as (pod,), gateway_process(tmp_path, pod.address, "--workers=2") as gateway:
+        workers = gateway.workers()
+        gateway.process.send_signal(signal.SIGKILL)
+        await until(lambda: not any(worker.is_running() for worker in workers), 20)
