@@ -21,6 +21,7 @@ ROWS = [
     ("TTFT p90", "s", ("ttft_seconds", "p90")),
     ("requests/s", "requests/s", ("requests_per_second",)),
     ("tokens/s", "tokens/s", ("tokens_per_second",)),
+    ("engines' CPU a request", "s", ("engine_cpu_seconds_per_request",)),
 ]
 
 

@@ -2,7 +2,8 @@
 
 Starts engines once; then, for each policy in turn, empties their prefix caches, puts a gateway with that
 policy in front and holds the same seeded conversations. With `--rounds 2` the policies run again in the
-opposite order with other conversations, so that neither has the better place.
+opposite order with other conversations, so that neither has the better place. The engines' CPU seconds stand
+beside the times: other work on the machine does not change them.
 
 The ceiling it prints is the hit rate of one cache that all engines share and that forgets nothing.
 """
@@ -91,11 +92,21 @@ def run(args: argparse.Namespace) -> int:
     return 0 if not any(row["failed"] for row in result["policies"].values()) else 1
 
 
+@dataclasses.dataclass(slots=True)
+class _Run:
+    """One policy in one round."""
+
+    turns: list[Turn]
+    seconds: float
+    cpu_seconds: float
+    """Of all engines."""
+
+
 async def _measure(settings: Any, workload: Workload, policies: Sequence[str], rounds: int) -> dict[str, Any]:
     from leadline.cli.launcher import Stack
 
     stack = Stack(settings, lambda line: print(line, file=sys.stderr, flush=True))
-    runs: dict[str, list[tuple[list[Turn], float]]] = {policy: [] for policy in policies}
+    runs: dict[str, list[_Run]] = {policy: [] for policy in policies}
     try:
         await stack.start_engines()
         engines = [Server(url) for url in stack.engine_urls]
@@ -107,11 +118,12 @@ async def _measure(settings: Any, workload: Workload, policies: Sequence[str], r
                     await asyncio.to_thread(engine.post, "/admin/reset_prefix_cache", {})
                 await stack.start_gateway(policy)
                 await asyncio.to_thread(_wait_exact, stack)
+                before = _cpu_seconds(stack)
                 turns, seconds = await hold(stack.url, stack.served_name, load)
-                runs[policy].append((turns, seconds))
+                runs[policy].append(_Run(turns, seconds, _cpu_seconds(stack) - before))
                 print(f"round {number + 1}, {policy}: {len(turns)} requests in {seconds:.1f} s", flush=True)
         await stack.stop_gateway()
-        ceiling = await asyncio.to_thread(_ceiling, engines[0], [turns for turns, _ in runs[policies[0]]])
+        ceiling = await asyncio.to_thread(_ceiling, engines[0], [one.turns for one in runs[policies[0]]])
     finally:
         await stack.stop()
     return {
@@ -131,6 +143,19 @@ def _warm(engines: Sequence[Server], model: str) -> None:
         engine.post(
             "/v1/completions", {"model": model, "prompt": "warm " * 200, "max_tokens": 8, "temperature": 0}
         )
+
+
+def _cpu_seconds(stack: Stack) -> float:
+    """CPU time that the engines have used, their core processes included."""
+    import psutil
+
+    total = 0.0
+    for engine in stack.engines:
+        top = psutil.Process(engine.pid)
+        for process in (top, *top.children(recursive=True)):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def _wait_exact(stack: Stack) -> None:
@@ -180,12 +205,12 @@ def _prefixes(ids: list[int], block_size: int) -> list[tuple[int, ...]]:
     return [tuple(ids[:end]) for end in range(block_size, len(ids) + 1, block_size)]
 
 
-def _summary(runs: Sequence[tuple[list[Turn], float]]) -> dict[str, Any]:
-    turns = [turn for found, _ in runs for turn in found]
+def _summary(runs: Sequence[_Run]) -> dict[str, Any]:
+    turns = [turn for one in runs for turn in one.turns]
     good = [turn for turn in turns if turn.error is None]
     if not good:
         raise ServerError(f"no request was answered: {turns[0].error}")
-    seconds = sum(seconds for _, seconds in runs)
+    seconds = sum(one.seconds for one in runs)
     prompt = sum(turn.prompt_tokens for turn in good)
     output = sum(turn.output_tokens for turn in good)
     pods = [turn.pod for turn in good]
@@ -202,7 +227,8 @@ def _summary(runs: Sequence[tuple[list[Turn], float]]) -> dict[str, Any]:
         "requests_per_second": len(good) / seconds,
         "tokens_per_second": (prompt + output) / seconds,
         "requests_by_pod": {pod: pods.count(pod) for pod in sorted(set(pods))},
-        "round_seconds": [seconds for _, seconds in runs],
+        "engine_cpu_seconds_per_request": sum(one.cpu_seconds for one in runs) / len(turns),
+        "round_seconds": [one.seconds for one in runs],
     }
 
 
@@ -230,7 +256,7 @@ def _print(result: dict[str, Any]) -> None:
     )
     print(
         f"{'policy':<12}{'hit rate':>9}{'TTFT mean':>12}{'p50':>10}{'p90':>10}"
-        f"{'requests/s':>13}{'tokens/s':>11}"
+        f"{'requests/s':>12}{'tokens/s':>10}{'CPU s/request':>15}"
     )
     for policy, row in rows.items():
         ttft = row["ttft_seconds"]
@@ -239,7 +265,8 @@ def _print(result: dict[str, Any]) -> None:
         )
         print(
             f"{policy:<12}{row['hit_rate']:>9.1%}{times}"
-            f"{row['requests_per_second']:>13.2f}{row['tokens_per_second']:>11.0f}"
+            f"{row['requests_per_second']:>12.2f}{row['tokens_per_second']:>10.0f}"
+            f"{row['engine_cpu_seconds_per_request']:>15.3f}"
         )
         for error in row["errors"]:
             print(f"  failed: {error}")
