@@ -13,6 +13,14 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("run", "hash-key"),
+        default="run",
+        help="run (the default); or hash-key: make a key for a client and its entry for the keys file",
+    )
+    parser.add_argument("--key-name", metavar="NAME", default="client", help="hash-key: the key's name")
     add_options(parser)
     parser.add_argument(
         "--log-level",
@@ -23,12 +31,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.action == "hash-key":
+        return _hash_key(args.key_name)
     from leadline.gateway.main import serve
     from leadline.gateway.options import config_of
 
     config = config_of(args)
     _find_models(config)
     return serve(config, log_level=args.log_level)
+
+
+def _hash_key(name: str) -> int:
+    from leadline.gateway.keys import key_entry
+
+    key, entry = key_entry(name)
+    print("Give this key to the client; it is kept nowhere:", file=sys.stderr)
+    print(key)
+    print("Put this into the keys file, under `keys:`:", file=sys.stderr)
+    print(entry, end="")
+    return 0
 
 
 def _find_models(config: GatewayConfig) -> None:

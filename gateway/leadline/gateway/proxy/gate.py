@@ -3,6 +3,7 @@
 from leadline.gateway.keys import KeyRing
 from leadline.gateway.limits import RateLimits
 from leadline.gateway.principal import Principal
+from leadline.gateway.services import Service
 
 __all__ = ["KeyGate"]
 
@@ -23,10 +24,17 @@ class KeyGate:
             return await keys.authenticate_slow(authorization)
         return keys.authenticate(authorization)
 
-    def check_model(self, principal: Principal, model: str | None) -> None:
-        """Raises ModelForbidden (403)."""
+    def check_model(self, principal: Principal, model: str | None, service: Service) -> None:
+        """Raises ModelForbidden (403). A request that names no model means the only service there is: then the
+        key must allow one of its names."""
+        if principal.allowed_models is None:
+            return
         if model is not None:
             principal.require(model)
+            return
+        names = [*service.served_names, *service.reported_names(), service.name]
+        if not any(principal.allows(name) for name in names):
+            principal.require(names[0])
 
     async def take(self, principal: Principal, tokens: int) -> dict[str, str]:
         """Count the request against its key's minute; X-RateLimit-* headers. Raises RateLimited (429)."""

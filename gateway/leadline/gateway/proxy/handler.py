@@ -152,7 +152,7 @@ class ProxyHandler:
         incoming = read_incoming(body, PATHS[scope["path"]])
         fields = incoming.fields
         service = self._table.resolve(fields.model, self._rng)
-        self._gate.check_model(principal, fields.model)
+        self._gate.check_model(principal, fields.model, service)
         deadline = None if fields.deadline is None else exchange.arrived + fields.deadline
         metrics = self._metrics.service(service.name)
         prompt = await read_prompt(service, incoming)

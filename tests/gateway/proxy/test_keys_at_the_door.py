@@ -1,0 +1,107 @@
+"""Keys, models and limits as clients meet them over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_rig import CHAT, Received, ScriptedPod, answer, completion, gateway_to, ok, pods, until
+
+from leadline.gateway.keys import key_entry
+
+
+def keys_file(folder: Path, **fields: Any) -> tuple[str, dict[str, Any]]:
+    key, entry = key_entry("alice", **fields)
+    file = folder / "keys.yaml"
+    file.write_text("keys:\n" + entry)
+    return key, {"config": {"keys_file": str(file)}}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def test_a_key_is_needed_and_never_reaches_the_pod(tmp_path: Path) -> None:
+    key, options = keys_file(tmp_path)
+    async with pods(ok) as (pod,), gateway_to(pod.address, forward_authorization=False, **options) as rig:
+        for headers in ({}, bearer("sk-wrong"), {"Authorization": "Basic x"}):
+            got = await rig.post(headers=headers)
+            assert got.status_code == 401
+            assert got.json()["error"]["code"] == "invalid_api_key"
+            assert got.headers["www-authenticate"] == "Bearer"
+        assert pod.received == []
+        assert (await rig.post(headers=bearer(key))).status_code == 200
+        assert pod.completions[0].one("authorization") is None
+        async with rig.client() as client:
+            assert (await client.get("/v1/models")).status_code == 401
+            assert (await client.get("/v1/models", headers=bearer(key))).status_code == 200
+            assert (await client.get("/health")).status_code == 200
+        await rig.settled()
+
+
+async def test_a_key_may_be_kept_to_some_models(tmp_path: Path) -> None:
+    key, options = keys_file(tmp_path, models=["other-*"])
+    async with pods(ok) as (pod,), gateway_to(pod.address, **options) as rig:
+        got = await rig.post(headers=bearer(key))
+        assert got.status_code == 403
+        assert got.json()["error"]["code"] == "model_not_allowed"
+        async with rig.client() as client:
+            assert (await client.get("/v1/models", headers=bearer(key))).json()["data"] == []
+
+
+async def test_leaving_out_the_model_is_no_way_around_the_keys_list(tmp_path: Path) -> None:
+    key, options = keys_file(tmp_path, models=["other-*"])
+    body = {"messages": CHAT["messages"]}
+    async with pods(ok) as (pod,), gateway_to(pod.address, **options) as rig:
+        assert (await rig.post(body, headers=bearer(key))).status_code == 403
+        assert pod.received == []
+
+
+async def test_limits_are_told_and_kept(tmp_path: Path) -> None:
+    key, options = keys_file(tmp_path, requests_per_minute=2, tokens_per_minute=1000)
+    body = {**CHAT, "max_tokens": 100}
+    async with pods(ok) as (pod,), gateway_to(pod.address, **options) as rig:
+        first = await rig.post(body, headers=bearer(key))
+        assert first.headers["x-ratelimit-limit-requests"] == "2"
+        assert first.headers["x-ratelimit-remaining-requests"] == "1"
+        assert int(first.headers["x-ratelimit-remaining-tokens"]) < 900
+        await until(lambda: rig.gateway.in_flight == 0)
+        second = await rig.post(body, headers=bearer(key))
+        # The first took 7 tokens and not the hundred it might have.
+        assert int(second.headers["x-ratelimit-remaining-tokens"]) > 870
+        third = await rig.post(body, headers=bearer(key))
+        assert third.status_code == 429
+        assert int(third.headers["retry-after"]) >= 1
+        assert third.headers["x-ratelimit-remaining-requests"] == "0"
+        assert third.json()["error"]["type"] == "rate_limit_error"
+        assert len(pod.completions) == 2
+        await rig.settled()
+
+
+@pytest.mark.parametrize("code", [400, 503])
+async def test_refused_requests_cost_no_tokens(tmp_path: Path, code: int) -> None:
+    async def script(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        first = len(pod.completions) == 1
+        writer.write(answer(completion(), status=code if first else 200))
+
+    key, options = keys_file(tmp_path, tokens_per_minute=1000)
+    body = {**CHAT, "max_tokens": 400}
+    async with pods(script) as (pod,), gateway_to(pod.address, **options) as rig:
+        assert (await rig.post(body, headers=bearer(key))).status_code == code
+        await until(lambda: rig.gateway.in_flight == 0)
+        got = await rig.post(body, headers=bearer(key))
+        assert int(got.headers["x-ratelimit-remaining-tokens"]) > 580
+
+
+def test_the_command_makes_keys_that_work(tmp_path: Path) -> None:
+    from leadline.gateway.keys import KeyRing
+
+    command = [sys.executable, "-m", "leadline.cli.main", "gateway", "hash-key", "--key-name", "bob"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    key, entry = done.stdout.splitlines()
+    (tmp_path / "keys.yaml").write_text(f"keys:\n{entry}\n")
+    assert KeyRing(tmp_path / "keys.yaml").authenticate(f"Bearer {key}").name == "bob"
