@@ -30,12 +30,16 @@ def tiny(tmp_path):
 def died(core, seconds: float = 10.0) -> tuple[EngineDead, float]:
     """Run the loop until it raises; the error and how long that took."""
     began = time.monotonic()
-    with pytest.raises(EngineDead) as caught:
+
+    def loop() -> None:
         while time.monotonic() - began < seconds:
             if core.has_work():
                 core.step()
             else:
                 time.sleep(0.01)  # the loop's own wait for messages
+
+    with pytest.raises(EngineDead) as caught:
+        loop()
     return caught.value, time.monotonic() - began
 
 

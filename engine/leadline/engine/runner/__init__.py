@@ -9,6 +9,7 @@
     graphs.py        steps as CUDA graphs: decode
     prefill_graphs.py  steps of one chunk
     model_runner.py  ModelRunner: launch(plan) → handle
+    parallel/        several ranks behind one runner
     build.py         device, dtype, context length and pool size of an EngineConfig; the runner itself
 
 Preparation (`InputBuilder.build`) and computation (`ModelRunner.compute`) are apart: the second touches
