@@ -223,6 +223,31 @@ async def test_a_tool_call_that_has_not_gone_out_is_made_again(engine: Engine) -
             assert calls(await ask(rig.url, body)) == wanted
 
 
+async def test_a_stream_waits_for_its_only_pod_to_come_back(engine: Engine) -> None:
+    body = VARIANTS["greedy chat"]
+    wanted = told(await ask(engine.url, body))
+    cutter = Cutter(engine, 5)
+    async with pods(cutter) as (pod,), gateway_to(pod.address, migration="on") as rig:
+        port = int(pod.address.rpartition(":")[2])
+        async with rig.client() as client, client.stream("POST", path_of(body), json=body) as got:
+            text = ""
+            async for piece in got.aiter_text():
+                text += piece
+                if pod._server is not None and pod._server.is_serving() and len(cutter.bodies) == 1:
+                    pod._server.close()  # refuses connections from now on
+                    asyncio.get_running_loop().call_later(0.5, _again, pod, port)
+        assert told(events_of(text)) == wanted
+        assert len(cutter.bodies) == 2
+        await rig.settled()
+
+
+def _again(pod: ScriptedPod, port: int) -> None:
+    _restarts.append(asyncio.ensure_future(pod.start(port)))
+
+
+_restarts: list[Any] = []
+
+
 async def test_a_stream_that_nobody_can_continue_ends_with_an_error_event(engine: Engine) -> None:
     async with cut_stream(engine, 4, 0) as (rig, _):
         rig.pods["pod-1"].ready = rig.pods["pod-2"].ready = False

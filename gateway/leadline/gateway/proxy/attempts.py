@@ -121,6 +121,7 @@ class Dispatcher:
         self.settings = settings
         self.admission = admission
         self._pools: dict[str, Pool] = {}
+        self._probes: dict[str, asyncio.Future[bool]] = {}
 
     def pool(self, address: str) -> Pool:
         pool = self._pools.get(address)
@@ -134,6 +135,8 @@ class Dispatcher:
             self._pools.pop(address).close()
 
     def close(self) -> None:
+        for probe in list(self._probes.values()):
+            probe.cancel()
         self.forget(set())
 
     async def answer(
@@ -194,15 +197,15 @@ class Dispatcher:
         call.attempts += 1
         pod, matched = decision.pod, decision.picked.matched_tokens
         call.predicted = matched if prompt.exact else 0
-        missing = max(0, prompt.tokens - matched)
-        attempt = Attempt(self, call, pod, missing, -(-missing // service.block_size))
         now = time.monotonic()
         if prompt.chain:
             # Where pods do not say what they hold, each request renews what is believed of its pod.
             events = prompt.exact and service.index.fresh(now)
             service.index.routed(pod.id, prompt.chain, held if events else 0, now)
         call.picking_seconds += now - began
-        return attempt
+        missing = max(0, prompt.tokens - matched)
+        # Last, so that nothing can fail between opening the lease and handing over what closes it.
+        return Attempt(self, call, pod, missing, -(-missing // service.block_size))
 
     async def _try(self, call: Call, attempt: Attempt, extra: dict[str, object]) -> str:
         """Why to go elsewhere, or ""."""
@@ -275,16 +278,20 @@ class Dispatcher:
                 raise UpstreamTimeout(f"pod {pod.id} answers nothing, not even /health")
 
     async def _alive(self, pod: Pod) -> bool:
-        """Whether the pod answers HTTP at all, within `probe_timeout`."""
-        pool = self.pool(pod.address)
+        """Whether the pod answers HTTP at all, within `probe_timeout`. All who wait for it share a probe."""
+        address = pod.address
+        probe = self._probes.get(address)
+        if probe is None:
+            probe = self._probes[address] = asyncio.ensure_future(self._probe(address))
+            probe.add_done_callback(lambda _: self._probes.pop(address, None))
+        return await asyncio.shield(probe)
+
+    async def _probe(self, address: str) -> bool:
         connection: Connection | None = None
         try:
             async with asyncio.timeout(self.settings.probe_timeout):
-                connection = await pool.take(fresh=True)
-                connection.send(
-                    b"GET /health HTTP/1.1\r\nhost: %s\r\nconnection: close\r\n\r\n" % pod.address.encode(),
-                    b"",
-                )
+                connection = await self.pool(address).take(fresh=True)
+                connection.send(b"GET /health HTTP/1.1\r\nhost: %s\r\n\r\n" % address.encode(), b"")
                 await connection.answered(self.settings.probe_timeout)
                 return True
         except (UpstreamError, TimeoutError):

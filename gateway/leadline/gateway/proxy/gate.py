@@ -25,8 +25,8 @@ class KeyGate:
         return keys.authenticate(authorization)
 
     def check_model(self, principal: Principal, model: str | None, service: Service) -> None:
-        """Raises ModelForbidden (403). A request that names no model means the only service there is: then the
-        key must allow one of its names."""
+        """Raises ModelForbidden (403). A request that names no model means the only service there is: then
+        the key must allow one of its names."""
         if principal.allowed_models is None:
             return
         if model is not None:

@@ -11,15 +11,15 @@ import time
 
 import msgspec
 
-from leadline.gateway.errors import NoPods
+from leadline.gateway.errors import DeadlinePassed, NoPods
 from leadline.gateway.explain import explanation
-from leadline.gateway.proxy.attempts import Attempt, Dispatcher
+from leadline.gateway.proxy.attempts import Attempt, BadGateway, Dispatcher, GatewayTimeout
 from leadline.gateway.proxy.call import Call
 from leadline.gateway.proxy.events import event
 from leadline.gateway.proxy.headers import header, response_headers
 from leadline.gateway.proxy.migration import MovableStream, PodFailed
 from leadline.gateway.proxy.upstream import UpstreamError, UpstreamLost
-from leadline.protocol.errors import RequestError, encode_error
+from leadline.protocol.errors import encode_error
 from leadline.protocol.openai.common import Usage
 
 __all__ = ["Client", "relay"]
@@ -187,14 +187,14 @@ async def _move(dispatcher: Dispatcher, call: Call, lost: Attempt, stream: Movab
     while True:
         try:
             attempt = await dispatcher.answer(call, extra=fields, avoid=avoid)
-        except NoPods:
+        except (NoPods, BadGateway, GatewayTimeout) as error:
             if time.monotonic() >= ends:
+                logger.warning("a stream found no other pod: %s", error)
                 return None
             await asyncio.sleep(0.1)
             avoid = set()  # the lost pod may be back
             continue
-        except RequestError as error:
-            logger.warning("a stream found no other pod: %s", error)
+        except DeadlinePassed:
             return None
         if attempt.stream:
             return attempt
