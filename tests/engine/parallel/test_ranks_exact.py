@@ -1,4 +1,4 @@
-"""Three ranks of the demo model give what one rank gives, token by token (E10). Every step of every engine
+"""Two, three and four ranks of the demo model give what one rank gives, token by token (E10). Every step of every engine
 here also compares a checksum of the sampled tokens over ranks (LEADLINE_TP_CHECK)."""
 
 from __future__ import annotations
@@ -53,18 +53,24 @@ def test_many_requests_some_finishing_early_then_again_with_prefix_hits(rig, thr
 
 
 def test_a_pool_so_small_that_sequences_are_preempted(rig, ranks, prompts):
-    """With steps launched before the last one is read; then with seeds, penalties and bans on the same
+    """Two ranks, whose heads are padded (9 and 3 do not divide). With steps launched before the last one is read; then with seeds, penalties and bans on the same
     engine, where preempted sequences bring their counts back."""
     greedy = SamplingParams(temperature=0, max_tokens=12)
     settings = {"block_size": 16, "num_kv_blocks": 13, "overlap": True}
     few = prompts[:8] + prompts[-2:]
-    one, core = rig.core(**settings), ranks.core(3, **settings)
+    one, core = rig.core(**settings), ranks.core(2, **settings)
     assert rig.run(core, few, greedy, eos_token_ids=()) == rig.run(one, few, greedy, eos_token_ids=())
     preempted = core.stats().preemptions_total
     params = [SAMPLED[i % len(SAMPLED)] for i in range(len(few))]
     expected = rig.run(one, few, params, eos_token_ids=(0,))
     assert rig.run(core, few, params, eos_token_ids=(0,)) == expected
     assert core.stats().preemptions_total > preempted > 0
+
+
+def test_four_ranks_for_three_kv_heads(rig, ranks, prompts):
+    greedy = SamplingParams(temperature=0, max_tokens=6)
+    some = prompts[4:10]
+    assert rig.run(ranks.core(4), some, greedy) == rig.run(rig.core(), some, greedy)
 
 
 def test_logprobs_of_prompt_and_output_are_those_of_one_rank(rig, three, prompts):

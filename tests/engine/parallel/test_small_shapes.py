@@ -71,6 +71,6 @@ def test_prompts_longer_than_a_frame_cross_in_pieces_when_penalties_count_them(r
     assert two.runner.plans.largest > 8000 * 4 > frame_bytes(two.config, 16384)
 
 
-def test_a_shape_that_does_not_divide_is_refused_before_anything_starts(ranks, tmp_path):
-    with pytest.raises(ConfigError, match="tensor_parallel 5 does not divide"):
-        ranks.core(5, tiny_model(tmp_path, "llama"), max_model_len=128)
+def test_more_ranks_than_heads_are_refused_before_anything_starts(ranks, tmp_path):
+    with pytest.raises(ConfigError, match="tensor_parallel 7 is more than num_attention_heads 6"):
+        ranks.core(7, tiny_model(tmp_path, "llama"), max_model_len=128)

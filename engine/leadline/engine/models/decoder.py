@@ -25,7 +25,7 @@ from leadline.engine.models.layers import (
     VocabHead,
 )
 from leadline.engine.models.ops import Ops, select_ops
-from leadline.engine.models.parallel import SINGLE, TensorParallel, check_divisible
+from leadline.engine.models.parallel import SINGLE, TensorParallel, check_split
 from leadline.engine.models.rope import rope_tables
 
 if TYPE_CHECKING:
@@ -38,35 +38,33 @@ class DecoderLayer:
     """Attention and gated MLP with their norms; this rank's heads and columns."""
 
     def __init__(self, index: int, config: ModelConfig, place: Place, tp: TensorParallel, ops: Ops) -> None:
-        dim, heads = config.head_dim, config.num_heads // tp.size
-        first_kv, kv_heads = tp.kv_heads(config.num_kv_heads)
-        kv_rows = (config.num_kv_heads * dim, first_kv * dim, kv_heads * dim)
-        columns = config.intermediate_size // tp.size
-        mlp_rows = (config.intermediate_size, tp.rank * columns, columns)
+        dim = config.head_dim
+        heads, kv_heads = tp.heads(config.num_heads, config.num_kv_heads)
+        columns = tp.share(config.intermediate_size)
 
         self.index, self.ops, self.eps = index, ops, config.rms_norm_eps
-        self.num_heads, self.num_kv_heads = heads, kv_heads
+        self.num_heads, self.num_kv_heads = heads.count, kv_heads.count
         self.input_norm = Norm(config.hidden_size, place)
         self.qkv = ColumnLinear(
             [
-                ("q_proj", config.num_heads * dim, tp.rank * heads * dim, heads * dim),
-                ("k_proj", *kv_rows),
-                ("v_proj", *kv_rows),
+                ("q_proj", heads.times(dim)),
+                ("k_proj", kv_heads.times(dim)),
+                ("v_proj", kv_heads.times(dim)),
             ],
             config.hidden_size,
             place,
             bias=config.attention_bias,
         )
         self.q_norm, self.k_norm = (Norm(dim, place), Norm(dim, place)) if config.qk_norm else (None, None)
-        self.o = RowLinear(config.hidden_size, config.num_heads * dim, place, tp, bias=config.o_bias)
+        self.o = RowLinear(config.hidden_size, heads.times(dim), place, tp, bias=config.o_bias)
         self.post_norm = Norm(config.hidden_size, place)
         self.gate_up = ColumnLinear(
-            [("gate_proj", *mlp_rows), ("up_proj", *mlp_rows)],
+            [("gate_proj", columns), ("up_proj", columns)],
             config.hidden_size,
             place,
             bias=config.mlp_bias,
         )
-        self.down = RowLinear(config.hidden_size, config.intermediate_size, place, tp, bias=config.mlp_bias)
+        self.down = RowLinear(config.hidden_size, columns, place, tp, bias=config.mlp_bias)
 
     def attention(
         self,
@@ -129,12 +127,12 @@ class Decoder:
 
         Raises ConfigError when the model cannot be split over `tp.size` ranks.
         """
-        check_divisible(config, tp.size)
+        check_split(config, tp.size)
         place = Place(dtype, device)
         self.config, self.dtype, self.device, self.tp = config, dtype, device, tp
         self.num_layers = config.num_layers
-        self.num_heads = config.num_heads // tp.size
-        self.num_kv_heads = tp.kv_heads(config.num_kv_heads)[1]
+        heads, kv_heads = tp.heads(config.num_heads, config.num_kv_heads)
+        self.num_heads, self.num_kv_heads = heads.count, kv_heads.count
         self.head_dim = config.head_dim
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from leadline.engine.models.parallel import TensorParallel
+from leadline.engine.models.parallel import Part, TensorParallel
 
 __all__ = [
     "ColumnLinear",
@@ -109,42 +109,43 @@ class ColumnLinear(Linear):
     rank 1 here  | q: rank 1's rows | k: 1 | v: 1 |
     """
 
-    def __init__(
-        self, parts: list[tuple[str, int, int, int]], in_features: int, place: Place, *, bias: bool
-    ) -> None:
-        """`parts`: (name in the checkpoint, rows there, first row of this rank, rows of this rank)."""
-        rows = sum(part[3] for part in parts)
-        super().__init__(place.empty(rows, in_features), place.empty(rows) if bias else None)
+    def __init__(self, parts: list[tuple[str, Part]], in_features: int, place: Place, *, bias: bool) -> None:
+        """`parts`: name in the checkpoint, and this rank's rows of it."""
+        rows = sum(part.count for _, part in parts)
+        padded = any(part.filled < part.count for _, part in parts)
+        make = place.zeros if padded else place.empty
+        super().__init__(make(rows, in_features), make(rows) if bias else None)
         self.parts = parts
         self.in_features = in_features
 
     def slots(self, prefix: str) -> Slots:
         row = 0
-        for name, total, start, count in self.parts:
-            rows = slice(row, row + count)
-            yield f"{prefix}.{name}.weight", Slot(self.weight[rows], (total, self.in_features), 0, start)
+        for name, part in self.parts:
+            rows, shape = slice(row, row + part.filled), (part.total, self.in_features)
+            yield f"{prefix}.{name}.weight", Slot(self.weight[rows], shape, 0, part.start)
             if self.bias is not None:
-                yield f"{prefix}.{name}.bias", Slot(self.bias[rows], (total,), 0, start)
-            row += count
+                yield f"{prefix}.{name}.bias", Slot(self.bias[rows], (part.total,), 0, part.start)
+            row += part.count
 
 
 class RowLinear(Linear):
     """A projection split by input columns: ranks hold partial sums, added up by the group's all-reduce."""
 
     def __init__(
-        self, out_features: int, in_features: int, place: Place, tp: TensorParallel, *, bias: bool
+        self, out_features: int, part: Part, place: Place, tp: TensorParallel, *, bias: bool
     ) -> None:
-        super().__init__(
-            place.empty(out_features, in_features // tp.size), place.empty(out_features) if bias else None
-        )
-        self.shape = (out_features, in_features)
+        """`part`: this rank's columns."""
+        make = place.zeros if part.filled < part.count else place.empty
+        super().__init__(make(out_features, part.count), place.empty(out_features) if bias else None)
+        self.part = part
+        self.shape = (out_features, part.total)
         self.tp = tp
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.tp.all_reduce(super().__call__(x))
 
     def slots(self, prefix: str) -> Slots:
-        yield f"{prefix}.weight", Slot(self.weight, self.shape, 1, self.tp.rank * self.weight.shape[1])
+        yield f"{prefix}.weight", Slot(self.weight[:, : self.part.filled], self.shape, 1, self.part.start)
         if self.bias is not None:
             yield f"{prefix}.bias", Slot(self.bias, (self.shape[0],))
 

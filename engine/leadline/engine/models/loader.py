@@ -131,6 +131,8 @@ def _copy(name: str, source: Any, slot: Slot) -> None:
         )
     if dtype not in ("F32", "F16", "BF16", "F64"):
         raise UnsupportedModel(f"tensor {name} has dtype {dtype}; use an unquantized checkpoint")
+    if not slot.target.numel():
+        return  # this rank's part is padding
     part = slice(slot.start, slot.start + slot.target.shape[slot.dim])
     slot.target.copy_(source[(slice(None),) * slot.dim + (part,)])
 

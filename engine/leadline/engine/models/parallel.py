@@ -10,11 +10,31 @@ import torch
 from leadline.engine.errors import ConfigError
 from leadline.engine.models.config import ModelConfig
 
-__all__ = ["SINGLE", "TensorParallel", "check_divisible"]
+__all__ = ["SINGLE", "Part", "TensorParallel", "check_split", "split_heads"]
 
 
 def _identity(x: torch.Tensor) -> torch.Tensor:
     return x
+
+
+@dataclass(slots=True, frozen=True)
+class Part:
+    """A rank's part of `total` things.
+
+    of all    | ... | start .. start + filled | ... |
+    here            | filled                  | zeros |
+                    |<-------- count ---------------->|
+    """
+
+    total: int
+    start: int
+    filled: int
+    count: int
+    """The same on every rank."""
+
+    def times(self, size: int) -> Part:
+        """The same part of things `size` times as many."""
+        return Part(self.total * size, self.start * size, self.filled * size, self.count * size)
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,41 +54,47 @@ class TensorParallel:
         if self.size > 1 and _identity in (self.all_reduce, self.all_gather):
             raise ConfigError("more than one tensor-parallel rank needs all_reduce and all_gather")
 
-    def kv_heads(self, total: int) -> tuple[int, int]:
-        """(first KV head, number of KV heads) of this rank.
+    def share(self, total: int) -> Part:
+        """This rank's part of `total` rows, columns or KV heads: equal parts, the last ones padded."""
+        return _share(self.rank, self.size, total)
 
-        total >= size:  ranks  0 1 2 3   heads  01 23 45 67
-        total <  size:  ranks  0 1 2 3   heads  0  0  1  1     replicated
-        """
-        if total >= self.size:
-            count = total // self.size
-            return self.rank * count, count
-        return self.rank * total // self.size, 1
+    def heads(self, num_heads: int, num_kv_heads: int) -> tuple[Part, Part]:
+        """Query heads and KV heads of this rank."""
+        return split_heads(self.rank, self.size, num_heads, num_kv_heads)
 
 
 SINGLE = TensorParallel()
 
 
-def check_divisible(config: ModelConfig, size: int) -> None:
-    """Raise ConfigError unless the model splits over `size` ranks. The vocabulary, padded, always does."""
-    for name, value in (
-        ("num_attention_heads", config.num_heads),
-        ("intermediate_size", config.intermediate_size),
-    ):
-        if value % size:
-            raise ConfigError(f"tensor_parallel {size} does not divide {name} {value}{_hint(config)}")
-    kv = config.num_kv_heads
-    if kv % size and size % kv:
+def _share(rank: int, size: int, total: int) -> Part:
+    count = -(-total // size)
+    start = min(rank * count, total)
+    return Part(total, start, min(count, total - start), count)
+
+
+def split_heads(rank: int, size: int, num_heads: int, num_kv_heads: int) -> tuple[Part, Part]:
+    """Query heads and KV heads of a rank. Query heads stay with the KV head they read.
+
+    4 KV heads over 2 ranks     0 1 | 2 3                 shared out, with their query heads
+    2 KV heads over 4 ranks     0 | 0 | 1 | 1             replicated; the query heads of one are split
+    3 KV heads over 2 ranks     0 1 | 2 -                 padded: head - is zero, and so are its queries
+    """
+    group = num_heads // num_kv_heads
+    if size % num_kv_heads:
+        kv = _share(rank, size, num_kv_heads)
+        return Part(num_heads, kv.start * group, kv.filled * group, kv.count * group), kv
+    copies = size // num_kv_heads
+    head, which = divmod(rank, copies)
+    queries = _share(which, copies, group)
+    first = head * group + queries.start
+    return Part(num_heads, first, queries.filled, queries.count), Part(num_kv_heads, head, 1, 1)
+
+
+def check_split(config: ModelConfig, size: int) -> None:
+    """Raise ConfigError unless the model can be split over `size` ranks. What does not divide is padded with
+    zeros, at the cost of the padding; but a rank needs a query head."""
+    if size > config.num_heads:
         raise ConfigError(
-            f"tensor_parallel {size} neither divides num_key_value_heads {kv} nor is a multiple of it"
-            + _hint(config)
+            f"tensor_parallel {size} is more than num_attention_heads {config.num_heads}: at most "
+            f"{config.num_heads} ranks have work"
         )
-
-
-def _hint(config: ModelConfig) -> str:
-    def works(size: int) -> bool:
-        kv = config.num_kv_heads
-        fits = config.num_heads % size == 0 and config.intermediate_size % size == 0
-        return fits and (kv % size == 0 or size % kv == 0)
-
-    return f"; for this model 1 to 16 may be {', '.join(str(size) for size in range(1, 17) if works(size))}"

@@ -13,7 +13,7 @@ from leadline.engine.core.plan import StepHandle, StepPlan, StepResult
 from leadline.engine.errors import ConfigError, EngineDead
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.config import ModelConfig
-from leadline.engine.models.parallel import check_divisible
+from leadline.engine.models.parallel import check_split, split_heads
 from leadline.engine.runner.build import build_shard, resolve_context, resolve_device
 from leadline.engine.runner.model_runner import ModelRunner
 from leadline.engine.runner.parallel.agreement import checksums
@@ -24,6 +24,8 @@ from leadline.engine.runner.parallel.ranks import Ranks
 from leadline.engine.runner.parallel.ring import PlanWriter, frame_bytes, unnamed_file
 
 __all__ = ["ParallelRunner", "build_parallel_runner"]
+
+logger = logging.getLogger("leadline.engine.runner")
 
 CHECK_VARIABLE = "LEADLINE_TP_CHECK"
 
@@ -79,6 +81,19 @@ class ParallelRunner:
         self.group.abort()
 
 
+def _warn_of_padding(config: ModelConfig, size: int) -> None:
+    heads, _ = split_heads(0, size, config.num_heads, config.num_kv_heads)
+    if heads.count * size > config.num_heads:
+        logger.warning(
+            "%d query heads over %d KV heads do not divide by tensor_parallel %d: each rank computes %d, the "
+            "missing ones as zeros",
+            config.num_heads,
+            config.num_kv_heads,
+            size,
+            heads.count,
+        )
+
+
 def build_parallel_runner(
     config: EngineConfig, local: LocalModel, model_config: ModelConfig, *, progress: bool = True
 ) -> tuple[ParallelRunner, int]:
@@ -87,7 +102,8 @@ def build_parallel_runner(
     Raises what `build_runner` does, whichever rank it happened on.
     """
     size = config.tensor_parallel
-    check_divisible(model_config, size)
+    check_split(model_config, size)
+    _warn_of_padding(model_config, size)
     frame = frame_bytes(config, resolve_context(config, model_config))
     device = resolve_device(config)
     if device.type == "cuda":
