@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,7 @@ from typing import Any
 
 import yaml
 
-__all__ = ["CHART", "ROOT", "Cluster", "Namespace", "free_of", "image"]
+__all__ = ["CHART", "ROOT", "Cluster", "Namespace", "image", "values_here"]
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "leadline"
@@ -27,13 +28,40 @@ RESTRICTED = {
     f"pod-security.kubernetes.io/{mode}": level
     for mode, level in (("enforce", "restricted"), ("warn", "restricted"))
 }
-_OUR_IMAGES = ("engine", "gateway", "operator", "valkey")
+_OUR_IMAGES = ("engine", "engine-cpu", "gateway", "operator", "valkey")
 
 
 def image(name: str) -> str:
-    """Where the cluster has an image of ours: LEADLINE_E2E_IMAGES, with `NAME` to be replaced."""
+    """Where the cluster has an image of ours: LEADLINE_E2E_IMAGES, with `NAME` to be replaced. All engines here
+    run on the CPU."""
     assert name in _OUR_IMAGES
+    name = "engine" if name == "engine-cpu" else name
     return os.environ.get("LEADLINE_E2E_IMAGES", "leadline/NAME:dev").replace("NAME", name)
+
+
+def values_here(**more: Any) -> dict[str, Any]:
+    """Values of the chart for this cluster: its images, engines on the CPU, a gateway that this machine can
+    reach. `more` goes over them."""
+
+    def reference(name: str) -> dict[str, str]:
+        repository, _, tag = image(name).rpartition(":")
+        return {"repository": repository, "tag": tag}
+
+    values: dict[str, Any] = {
+        "engine": {"image": reference("engine"), "cpuImage": reference("engine-cpu"), "accelerator": "cpu"},
+        "operator": {"image": reference("operator")},
+        "gateway": {"image": reference("gateway"), "service": {"type": "NodePort"}, "drainSeconds": 10},
+        "valkey": {"image": reference("valkey")},
+    }
+    return _merged(values, more)
+
+
+def _merged(below: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    result = dict(below)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = _merged(result[key], value) if both else value
+    return result
 
 
 class Cluster:
@@ -124,12 +152,75 @@ class Namespace:
 
         return self.until(f"deployment {deployment} is ready", ready, seconds)
 
+    @contextmanager
+    def release(self, name: str, values: dict[str, Any]) -> Iterator[float]:
+        """The chart installed here, ready; uninstalled afterwards. Yields the seconds that it took."""
+        began = time.monotonic()
+        try:
+            self.helm("install", name, values=values)
+            yield time.monotonic() - began
+        finally:
+            if not os.environ.get("LEADLINE_E2E_KEEP"):
+                self.cluster.helm("uninstall", name, "-n", self.name, "--wait", "--timeout=120s", check=False)
+
+    def helm(self, verb: str, name: str, *, values: dict[str, Any]) -> None:
+        """`helm install` or `helm upgrade`, until everything is ready. A failure describes the namespace."""
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(values, file)
+            file.flush()
+            try:
+                self.cluster.helm(
+                    verb, name, str(CHART), "-n", self.name, "-f", file.name, "--wait", "--timeout=120s"
+                )
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{self.describe()}") from None
+
     def node_port(self, service: str) -> str:
         """URL of a NodePort service; LEADLINE_E2E_NODE names the node where it is not this machine."""
         found = self.get("service", service)
         assert found is not None
         host = os.environ.get("LEADLINE_E2E_NODE", "127.0.0.1")
         return f"http://{host}:{found['spec']['ports'][0]['nodePort']}"
+
+    def python(self, name: str, code: str, *args: str, labels: dict[str, str] | None = None) -> str:
+        """What a program prints in a pod of this namespace that belongs to nobody (or has the labels given).
+        Raises AssertionError when it fails."""
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": labels or {"app": "stranger"}},
+            "spec": {
+                "restartPolicy": "Never",
+                "automountServiceAccountToken": False,
+                "securityContext": {
+                    "runAsNonRoot": True,
+                    "runAsUser": 65532,
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                },
+                "containers": [
+                    {
+                        "name": "main",
+                        "image": image("gateway"),
+                        "imagePullPolicy": "IfNotPresent",
+                        "command": ["python3", "-c", code, *args],
+                        "securityContext": {
+                            "allowPrivilegeEscalation": False,
+                            "capabilities": {"drop": ["ALL"]},
+                        },
+                    }
+                ],
+            },
+        }
+        self.kubectl("create", "-f", "-", text=json.dumps(pod))
+
+        def phase() -> str:
+            return str((self.get("pod", name) or {}).get("status", {}).get("phase"))
+
+        self.until(f"pod {name} ends", lambda: phase() in ("Succeeded", "Failed"), 60)
+        said, ended = self.kubectl("logs", name), phase()
+        self.kubectl("delete", "pod", name, "--wait=true", "--grace-period=1")
+        assert ended == "Succeeded", said
+        return said
 
     def describe(self) -> str:
         """For a person who reads why a test failed."""
@@ -154,8 +245,3 @@ def own_images(documents: Any) -> Any:
         if short in _OUR_IMAGES:
             changed["image"] = image(short)
     return changed
-
-
-def free_of(namespace: Namespace, kinds: str, selector: str) -> bool:
-    """Nothing of these kinds carries the selector's labels any more."""
-    return not namespace.items(kinds, selector)

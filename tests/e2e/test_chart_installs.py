@@ -1,0 +1,106 @@
+"""The chart on a real cluster: install, upgrade, uninstall; who reaches what; two releases side by side."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from real_cluster import Cluster, Namespace, values_here
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+CONNECT = """
+import socket, sys
+host, port, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+try:
+    socket.create_connection((host, port), seconds).close()
+    print("reached")
+except TimeoutError:
+    print("no answer")
+"""
+PING = """
+import os, redis, sys
+print(redis.Redis.from_url(sys.argv[1]).ping())
+"""
+
+
+def secret(namespace: Namespace, name: str) -> dict[str, str]:
+    found = namespace.get("secret", name)
+    assert found is not None
+    return {key: base64.b64decode(value).decode() for key, value in found["data"].items()}
+
+
+def pod_address(namespace: Namespace, selector: str) -> str:
+    return str(namespace.items("pods", selector)[0]["status"]["podIP"])
+
+
+def test_a_release_installs_upgrades_answers_its_test_and_leaves_nothing(cluster: Cluster) -> None:
+    with cluster.namespace("chart") as namespace:
+        with namespace.release(
+            "r", values_here(gateway={"replicas": 2}, operator={"replicas": 2})
+        ) as seconds:
+            print(f"installed and ready in {seconds:.1f} s")
+            before = secret(namespace, "r-leadline-redis")
+            assert len(before["password"]) == 32
+            cluster.helm("test", "r", "-n", namespace.name, "--timeout", "60s")
+
+            namespace.helm("upgrade", "r", values=values_here(gateway={"workers": 2}))
+            assert secret(namespace, "r-leadline-redis") == before, "an upgrade keeps the password"
+            assert (namespace.get("deployment", "r-leadline-gateway") or {})["spec"]["replicas"] == 1
+            assert namespace.get("pdb", "r-leadline-gateway") is None, "objects no longer wanted go"
+            cluster.helm("test", "r", "-n", namespace.name, "--timeout", "60s")
+        kinds = "deploy,rs,pod,svc,endpointslices,sa,cm,secret,netpol,pdb,role,rolebinding"
+        kinds += ",clusterrole,clusterrolebinding"
+        label = "app.kubernetes.io/instance=r,app.kubernetes.io/part-of=leadline"
+        namespace.until("nothing of the release is left", lambda: not namespace.items(kinds, label), 60)
+        assert cluster.kubectl("get", "crd", "inferenceservices.serving.leadline.io"), (
+            "services outlive a release"
+        )
+
+
+def test_valkey_answers_whom_it_must_and_nobody_else(cluster: Cluster) -> None:
+    with cluster.namespace("chart") as namespace, namespace.release("r", values_here()):
+        host, url = "r-leadline-valkey", secret(namespace, "r-leadline-redis")["url"]
+        engine = {"serving.leadline.io/service": "x"}
+        assert namespace.python("engine", PING, url, labels=engine).strip() == "True"
+        with pytest.raises(AssertionError, match=r"(?i)auth"):
+            namespace.python("guess", PING, f"redis://{host}:6379/0", labels=engine)
+        assert namespace.python("stranger", CONNECT, host, "6379", "3").strip() == "no answer"
+        with cluster.namespace("other") as other:
+            full = f"{host}.{namespace.name}.svc"
+            assert other.python("engine", PING, url, labels=engine).strip() == "True"
+            assert other.python("stranger", CONNECT, full, "6379", "3").strip() == "no answer"
+            assert other.python(
+                "client", CONNECT, f"r-leadline-gateway.{namespace.name}.svc", "80", "5"
+            ).strip() == ("reached")
+
+
+def test_two_namespaced_releases_do_not_see_each_others_services(cluster: Cluster) -> None:
+    with cluster.namespace("one") as one, cluster.namespace("two") as two:
+        mine = values_here(namespaced=True, valkey={"enabled": False})
+        with one.release("r", mine), two.release("r", mine):
+            for namespace in (one, two):
+                service = {
+                    "apiVersion": "serving.leadline.io/v1alpha1",
+                    "kind": "InferenceService",
+                    "metadata": {"name": "m"},
+                    "spec": {"model": "smollm2", "replicas": 0},
+                }
+                namespace.kubectl("create", "-f", "-", text=json.dumps(service))
+            for namespace in (one, two):
+                namespace.until(
+                    "its own operator takes it up",
+                    lambda namespace=namespace: (
+                        (namespace.get("isvc", "m") or {}).get("status", {}).get("url")
+                    ),
+                    60,
+                )
+                made = namespace.get("deployment", "m-engine")
+                assert made is not None
+                url = (namespace.get("isvc", "m") or {})["status"]["url"]
+                assert namespace.name in url, "the gateway of its own release"
+                log = namespace.kubectl("logs", "deployment/r-leadline-operator")
+                assert "forbidden" not in log.lower(), log
+                for other in {one.name, two.name} - {namespace.name}:
+                    assert other not in log
