@@ -20,6 +20,7 @@ _COMMANDS = {
     "serve": ("leadline.cli.serve", "serve a model over the OpenAI API"),
     "up": ("leadline.cli.up", "run Valkey, engines and the gateway on this machine, without a cluster"),
     "gateway": ("leadline.cli.gateway", "route the OpenAI API to the pods of one or more services"),
+    "operator": ("leadline.cli.operator", "turn InferenceServices into engine pods, in Kubernetes"),
     "chat": ("leadline.cli.chat", "talk to a model: a running server's, or one started for the occasion"),
     "warmup": ("leadline.cli.warmup", "put prompts into a running server's prefix cache"),
     "bench": ("leadline.cli.bench", "measure what clients of a running server see"),

@@ -39,7 +39,7 @@ _COLUMNS = (
 
 def crd() -> dict[str, Any]:
     """The CRD as an object for the API server."""
-    schema = {
+    schema: dict[str, Any] = {
         "type": "object",
         "description": "A large language model, served by tensor-parallel pods behind the Leadline gateway.",
         "required": ["spec"],
@@ -48,7 +48,7 @@ def crd() -> dict[str, Any]:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": object_schema(InferenceServiceSpec),
-            "status": object_schema(InferenceServiceStatus, defaults=False) | {"required": []},
+            "status": object_schema(InferenceServiceStatus, defaults=False),
         },
         "x-kubernetes-validations": [
             {
@@ -59,7 +59,6 @@ def crd() -> dict[str, Any]:
             }
         ],
     }
-    del schema["properties"]["status"]["required"]  # type: ignore[attr-defined]
     version = {
         "name": VERSION,
         "served": True,

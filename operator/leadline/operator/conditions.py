@@ -1,0 +1,171 @@
+"""The status of an InferenceService: counts and conditions, as a function of what was observed.
+
+Room: operator. Pure.
+
+    Ready            all wanted pods run the newest template and are ready; the reason says why not
+    ModelAvailable   at least one pod serves
+    Progressing      a rollout, a start or a change of scale is under way and can still succeed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from leadline.operator.diagnosis import Finding, diagnose_pod, is_ready, worst
+from leadline.operator.names import PORT, selector_text
+from leadline.operator.objects import ServiceContext
+from leadline.operator.observed import Observed, active_pods
+from leadline.protocol.isvc import ConditionType, Reason
+
+__all__ = ["Verdict", "invalid_status", "judge", "make_status"]
+
+
+@dataclass(slots=True, frozen=True)
+class Verdict:
+    """What the conditions say, in one place."""
+
+    ready: bool
+    reason: Reason
+    message: str
+    available: bool
+    progressing: bool
+
+
+def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
+    """The verdict over a valid service that wants `wanted` pods."""
+    pods = active_pods(observed.pods)
+    ready = sum(map(is_ready, pods))
+    deployment = observed.deployment or {}
+    status = deployment.get("status", {})
+    updated = int(status.get("updatedReplicas") or 0)
+    total = int(status.get("replicas") or 0)
+    seen = status.get("observedGeneration", 0) >= deployment.get("metadata", {}).get("generation", 1)
+    old = max(total - updated, 0)
+
+    if wanted == 0 and not pods:
+        return Verdict(False, Reason.SCALED_TO_ZERO, "replicas is 0", False, False)
+    if seen and wanted > 0 and updated == wanted and total == wanted and ready >= wanted:
+        text = f"{ready} of {wanted} pods serve"
+        return Verdict(True, Reason.READY, text, True, False)
+
+    resource = context.spec.accelerator.resource_name
+    findings = [
+        finding
+        for pod in pods
+        if (finding := diagnose_pod(pod, resource, observed.progress.get(pod["metadata"].get("uid", ""), "")))
+    ]
+    finding = worst(findings) or _refused(deployment)
+    available = ready > 0
+    blocked = _blocked(finding, status, old, wanted)
+    if blocked is not None:
+        return Verdict(False, Reason.ROLLOUT_BLOCKED, blocked, available, False)
+    if finding is not None and finding.is_failure:
+        return Verdict(False, finding.reason, finding.message, available, False)
+    if old > 0 and updated < wanted:
+        text = f"{updated} of {wanted} pods run the newest template"
+        if finding is not None:
+            text += f"; {finding.message}"
+        return Verdict(False, Reason.ROLLING_OUT, text, available, True)
+    if finding is not None:
+        return Verdict(False, finding.reason, finding.message, available, True)
+    return Verdict(False, Reason.CREATING_PODS, f"{ready} of {wanted} pods serve", available, True)
+
+
+def _refused(deployment: dict[str, Any]) -> Finding | None:
+    """The ReplicaSet controller could not even create pods: quota, Pod Security, an admission webhook."""
+    for condition in deployment.get("status", {}).get("conditions") or []:
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            return Finding(Reason.PODS_REFUSED, str(condition.get("message", "the pods were refused")))
+    return None
+
+
+def _blocked(finding: Finding | None, status: dict[str, Any], old: int, wanted: int) -> str | None:
+    """Why a rollout cannot go on while old pods still serve, or None."""
+    if old == 0 or wanted == 0:
+        return None
+    if finding is not None and finding.reason in (Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE):
+        return (
+            f"a pod of the newest template finds no place while {old} old pods hold theirs ({finding.message}); "
+            "free a place, or set rollout.maxSurge to 0 and rollout.maxUnavailable to 1 or more"
+        )
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded":
+            why = finding.message if finding is not None else str(condition.get("message", ""))
+            return f"the rollout made no progress while {old} old pods go on serving: {why}"
+    return None
+
+
+def make_status(context: ServiceContext, observed: Observed, wanted: int, verdict: Verdict) -> dict[str, Any]:
+    """The whole status object."""
+    pods = active_pods(observed.pods)
+    deployment = (observed.deployment or {}).get("status", {})
+    generation = int(observed.service["metadata"].get("generation", 0))
+    return {
+        "observedGeneration": generation,
+        "replicas": len(pods),
+        "readyReplicas": sum(map(is_ready, pods)),
+        "updatedReplicas": int(deployment.get("updatedReplicas") or 0),
+        "desiredReplicas": wanted,
+        "selector": selector_text(context.name),
+        "url": _url(context),
+        "servedName": context.served_name,
+        "conditions": _conditions(observed, verdict, generation),
+    }
+
+
+def invalid_status(observed: Observed, reason: Reason, message: str) -> dict[str, Any]:
+    """The status of a service with which nothing can be done; what is known of its pods stays as it was."""
+    generation = int(observed.service["metadata"].get("generation", 0))
+    old = observed.service.get("status") or {}
+    pods = active_pods(observed.pods)
+    available = any(map(is_ready, pods))
+    verdict = Verdict(False, reason, message, available, False)
+    return {
+        **{name: value for name, value in old.items() if name != "conditions"},
+        "observedGeneration": generation,
+        "replicas": len(pods),
+        "readyReplicas": sum(map(is_ready, pods)),
+        "conditions": _conditions(observed, verdict, generation),
+    }
+
+
+def _url(context: ServiceContext) -> str:
+    gateway = context.settings.gateway_url.rstrip("/")
+    if gateway:
+        return f"{gateway}/v1"
+    return f"http://{context.child}.{context.namespace}.svc:{PORT}/v1"
+
+
+def _conditions(observed: Observed, verdict: Verdict, generation: int) -> list[dict[str, Any]]:
+    reason = verdict.reason
+    available = Reason.READY if verdict.available else reason
+    wanted = (
+        (ConditionType.READY, verdict.ready, reason, verdict.message),
+        (
+            ConditionType.MODEL_AVAILABLE,
+            verdict.available,
+            available,
+            "at least one pod serves" if verdict.available else verdict.message,
+        ),
+        (ConditionType.PROGRESSING, verdict.progressing, reason, ""),
+    )
+    before = {one.get("type"): one for one in (observed.service.get("status") or {}).get("conditions") or []}
+    now = (observed.now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    conditions = []
+    for kind, holds, why, message in wanted:
+        status = "True" if holds else "False"
+        old = before.get(str(kind), {})
+        same = old.get("status") == status
+        conditions.append(
+            {
+                "type": str(kind),
+                "status": status,
+                "reason": str(why),
+                "message": message,
+                "lastTransitionTime": old["lastTransitionTime"] if same else now,
+                "observedGeneration": generation,
+            }
+        )
+    return conditions

@@ -1,0 +1,178 @@
+"""Why a pod does not serve, read from its status: one finding a pod, and the one of several that matters most.
+
+Room: operator. Pure. Sources: core/v1 PodStatus; reasons of waiting containers are the kubelet's (ErrImagePull,
+ImagePullBackOff, CrashLoopBackOff, CreateContainerConfigError, …); the scheduler writes why a pod cannot be placed into
+the condition PodScheduled. What the engine said before it ended is its termination message, because the pod
+template sets FallbackToLogsOnError.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from leadline.operator.names import CONTAINER
+from leadline.protocol.isvc import Reason
+
+__all__ = ["Finding", "diagnose_pod", "is_ready", "worst"]
+
+_MAX_MESSAGE = 512
+
+_PULL = {
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+    "RegistryUnavailable",
+    "SignatureValidationFailed",
+}
+_CONFIG = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
+
+# What the engine's typed errors say (engine/hub, engine/errors.py), first match wins.
+_SENTENCES: tuple[tuple[Reason, re.Pattern[str]], ...] = (
+    (
+        Reason.UNAUTHORIZED,
+        re.compile(r"is gated: ask for access|refused the token|private to another account"),
+    ),
+    (
+        Reason.MODEL_NOT_FOUND,
+        re.compile(
+            r"does not exist on the hub|has no revision|no model at |is no model folder|is not a scheme|"
+            r"is no hub address|has no config\.json|has no \*\.safetensors|cannot be reached|local cache|"
+            r"no folder '|no model '|a model is a folder|the hub answered HTTP"
+        ),
+    ),
+    (
+        Reason.OUT_OF_MEMORY,
+        re.compile(
+            r"out of memory|OutOfMemory|do(es)? not fit|not enough (GPU )?memory|Cannot allocate memory", re.I
+        ),
+    ),
+    (Reason.MODEL_UNSUPPORTED, re.compile(r"architecture|is not supported|unsupported", re.I)),
+)
+
+_ORDER = [
+    Reason.UNAUTHORIZED,
+    Reason.MODEL_NOT_FOUND,
+    Reason.MODEL_UNSUPPORTED,
+    Reason.OUT_OF_MEMORY,
+    Reason.IMAGE_PULL_FAILED,
+    Reason.CONFIG_FAILED,
+    Reason.CRASH_LOOP,
+    Reason.INSUFFICIENT_GPU,
+    Reason.UNSCHEDULABLE,
+    Reason.LOADING_WEIGHTS,
+    Reason.CREATING_PODS,
+]
+"""What a person must act on comes first, what passes by itself last."""
+
+
+@dataclass(slots=True, frozen=True)
+class Finding:
+    reason: Reason
+    message: str
+    pod: str = ""
+
+    @property
+    def is_failure(self) -> bool:
+        return self.reason not in (Reason.LOADING_WEIGHTS, Reason.CREATING_PODS)
+
+
+def worst(findings: list[Finding]) -> Finding | None:
+    """The finding that a person should read first; of equals, the first pod's."""
+    return min(findings, key=lambda finding: (_ORDER.index(finding.reason), finding.pod), default=None)
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    return _condition(pod, "Ready").get("status") == "True"
+
+
+def diagnose_pod(pod: dict[str, Any], resource_name: str, progress: str = "") -> Finding | None:
+    """Why `pod` is not ready; None if it is. `progress`: what its /ready said last."""
+    if is_ready(pod):
+        return None
+    name = str(pod["metadata"]["name"])
+    scheduled = _condition(pod, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return _unscheduled(name, str(scheduled.get("message", "")), resource_name)
+    status = pod.get("status", {})
+    containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    for container in containers:
+        finding = _diagnose_container(name, container)
+        if finding is not None:
+            return finding
+    engine = next((one for one in containers if one.get("name") == CONTAINER), None)
+    if engine is not None and "running" in engine.get("state", {}):
+        return Finding(Reason.LOADING_WEIGHTS, f"{name}: {_progress(progress)}", name)
+    return Finding(Reason.CREATING_PODS, f"{name}: its containers are being made", name)
+
+
+def _condition(pod: dict[str, Any], kind: str) -> dict[str, Any]:
+    conditions = pod.get("status", {}).get("conditions") or []
+    return next((one for one in conditions if one.get("type") == kind), {})
+
+
+def _unscheduled(name: str, message: str, resource_name: str) -> Finding:
+    if f"Insufficient {resource_name}" in message:
+        return Finding(
+            Reason.INSUFFICIENT_GPU,
+            f"{name}: no node has enough free {resource_name}: {_short(message)}",
+            name,
+        )
+    return Finding(Reason.UNSCHEDULABLE, f"{name}: {_short(message)}", name)
+
+
+def _diagnose_container(pod: str, container: dict[str, Any]) -> Finding | None:
+    """None for a container about which nothing is wrong so far."""
+    state = container.get("state", {})
+    waiting = state.get("waiting", {})
+    reason = waiting.get("reason", "")
+    if reason in _PULL:
+        text = waiting.get("message") or reason
+        return Finding(
+            Reason.IMAGE_PULL_FAILED, f"{pod}: image {container.get('image')}: {_short(text)}", pod
+        )
+    if reason in _CONFIG:
+        return Finding(Reason.CONFIG_FAILED, f"{pod}: {_short(waiting.get('message') or reason)}", pod)
+    ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
+    if not ended or ended.get("exitCode") == 0:
+        # Ended well: an init container that is done, or an engine that was told to stop.
+        if reason == "CrashLoopBackOff":
+            return Finding(
+                Reason.CRASH_LOOP, f"{pod}: the container {container['name']} ends again and again", pod
+            )
+        return None
+    # A container that runs again after a crash is still the container that crashed, until it is ready: so the
+    # reason stays put while the kubelet restarts it.
+    message = str(ended.get("message", ""))
+    said = _last_line(message)
+    if ended.get("reason") == "OOMKilled":
+        return Finding(
+            Reason.OUT_OF_MEMORY, f"{pod}: {container['name']} was killed at its memory limit", pod
+        )
+    for known, pattern in _SENTENCES:
+        if pattern.search(said):
+            return Finding(known, f"{pod}: {_short(said)}", pod)
+    text = f"{pod}: {container['name']} ended with exit code {ended.get('exitCode')}"
+    return Finding(Reason.CRASH_LOOP, f"{text}: {_short(said)}" if said else text, pod)
+
+
+def _last_line(message: str) -> str:
+    """The line that `leadline` ends with when it fails, else the last one that says anything."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("leadline: ")]
+    return (ours or lines or [""])[-1].removeprefix("leadline: ")
+
+
+def _progress(text: str) -> str:
+    """Percentages in tens: a status that counted every percent would be a hundred writes."""
+    if not text:
+        return "the engine is starting"
+    return _short(re.sub(r"(\d+)(\.\d+)?%", lambda match: f"{int(match[1]) // 10 * 10}%", text))
+
+
+def _short(text: str) -> str:
+    text = " ".join(str(text).split())
+    return text if len(text) <= _MAX_MESSAGE else text[: _MAX_MESSAGE - 1] + "…"

@@ -1,0 +1,15 @@
+"""The Kubernetes objects of one InferenceService, each made by a pure function of `ServiceContext`.
+
+context     spec, identity and settings, with the questions that several objects ask
+pod         the pod template: engine container, probes, volumes, restricted security
+workload    Deployment and PodDisruptionBudget
+network     headless Service and NetworkPolicy
+support     ServiceAccount, ConfigMap of warm-up prompts, Secret with the Redis URL, cache claim
+"""
+
+from leadline.operator.objects.context import ServiceContext
+from leadline.operator.objects.network import network_objects
+from leadline.operator.objects.support import support_objects
+from leadline.operator.objects.workload import workload_objects
+
+__all__ = ["ServiceContext", "network_objects", "support_objects", "workload_objects"]

@@ -1,0 +1,86 @@
+"""What every object of a service is made from, and the answers that several of them need."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from leadline.operator.names import child_labels, child_name
+from leadline.operator.settings import OperatorSettings
+from leadline.protocol.isvc import API_VERSION, KIND
+from leadline.protocol.isvc_types import InferenceServiceSpec
+
+__all__ = ["Object", "ServiceContext", "digest", "secret_digest"]
+
+Object = dict[str, Any]
+
+
+def digest(value: Any) -> str:
+    """16 hexadecimal digits of a JSON value, equal for equal values."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+@functools.lru_cache(maxsize=4096)
+def secret_digest(secret: str, salt: str) -> str:
+    """As `digest`, but slow and salted: it may be seen by people who must not guess the secret from it."""
+    return hashlib.scrypt(secret.encode(), salt=salt.encode(), n=1 << 12, r=8, p=1, dklen=8).hex()
+
+
+@dataclass(slots=True, frozen=True)
+class ServiceContext:
+    name: str
+    namespace: str
+    uid: str
+    spec: InferenceServiceSpec
+    settings: OperatorSettings
+    replicas_owned_elsewhere: bool = False
+    """A HorizontalPodAutoscaler scales the Deployment itself: its `replicas` are not ours to set."""
+
+    @property
+    def child(self) -> str:
+        return child_name(self.name)
+
+    @property
+    def served_name(self) -> str:
+        return self.spec.served_name or self.name
+
+    @property
+    def on_gpu(self) -> bool:
+        return (self.spec.accelerator.type or self.settings.accelerator) == "gpu"
+
+    @property
+    def replicas(self) -> int:
+        """Wanted pods. With `autoscaling`, spec.replicas is the autoscaler's last word, within its limits."""
+        scaling = self.spec.autoscaling
+        if scaling is None:
+            return self.spec.replicas
+        return min(max(self.spec.replicas, scaling.min), scaling.max)
+
+    @property
+    def redis_needs_secret(self) -> bool:
+        return "@" in urlsplit(self.settings.redis_url).netloc
+
+    def metadata(self, name: str, **more: Any) -> Object:
+        """Of a child in the service's namespace. The owner reference makes Kubernetes delete it with the
+        service, whether or not an operator is running (P6)."""
+        return {
+            "name": name,
+            "namespace": self.namespace,
+            "labels": child_labels(self.name),
+            "ownerReferences": [
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": KIND,
+                    "name": self.name,
+                    "uid": self.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": False,
+                }
+            ],
+            **more,
+        }

@@ -1,0 +1,59 @@
+"""What the pods lean on: ServiceAccount, warm-up prompts, the Redis URL, the claim for downloaded models."""
+
+from __future__ import annotations
+
+from leadline.operator.names import redis_secret_name
+from leadline.operator.objects.context import Object, ServiceContext
+
+__all__ = ["support_objects", "warmup_text"]
+
+
+def warmup_text(context: ServiceContext) -> str:
+    """The warm-up file: one prompt a line; empty without prompts."""
+    return "".join(f"{prompt}\n" for prompt in context.spec.engine.warmup_prompts)
+
+
+def support_objects(context: ServiceContext) -> list[Object]:
+    objects = [
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": context.metadata(context.child),
+            "automountServiceAccountToken": False,
+        }
+    ]
+    if text := warmup_text(context):
+        objects.append(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": context.metadata(context.child),
+                "data": {"warmup.txt": text},
+            }
+        )
+    if context.redis_needs_secret:
+        objects.append(
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": context.metadata(redis_secret_name(context.name)),
+                "stringData": {"url": context.settings.redis_url},
+            }
+        )
+    cache = context.spec.cache
+    if cache is not None:
+        claim: Object = {
+            "accessModes": [cache.access_mode],
+            "resources": {"requests": {"storage": cache.size}},
+        }
+        if cache.storage_class is not None:
+            claim["storageClassName"] = cache.storage_class
+        objects.append(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": context.metadata(context.child),
+                "spec": claim,
+            }
+        )
+    return objects

@@ -1,0 +1,56 @@
+"""What was seen of one InferenceService: the input of `plan`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+__all__ = ["Observed", "active_pods", "scaled_by_autoscaler"]
+
+
+@dataclass(slots=True)
+class Observed:
+    service: dict[str, Any]
+    """The InferenceService as the API server has it."""
+    children: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    """(kind, name) → object, of all that carries the service's label and of all that stands in the way of a name
+    of ours."""
+    pods: list[dict[str, Any]] = field(default_factory=list)
+    progress: dict[str, str] = field(default_factory=dict)
+    """Pod uid → what its /ready said last, while it starts."""
+    now: datetime | None = None
+    """Time of condition changes, UTC."""
+
+    @property
+    def uid(self) -> str:
+        return str(self.service["metadata"].get("uid", ""))
+
+    @property
+    def deployment(self) -> dict[str, Any] | None:
+        return next((child for (kind, _), child in self.children.items() if kind == "Deployment"), None)
+
+
+def active_pods(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Pods that are not on their way out, by name."""
+    return sorted(
+        (
+            pod
+            for pod in pods
+            if not pod["metadata"].get("deletionTimestamp")
+            and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+        ),
+        key=lambda pod: str(pod["metadata"]["name"]),
+    )
+
+
+def scaled_by_autoscaler(deployment: dict[str, Any] | None) -> bool:
+    """Whether a HorizontalPodAutoscaler (KEDA's too) scales the Deployment itself: the controller manager wrote its
+    `replicas` through /scale."""
+    fields = ((deployment or {}).get("metadata") or {}).get("managedFields") or []
+    return any(
+        entry.get("subresource") == "scale"
+        and entry.get("manager") == "kube-controller-manager"
+        and "f:replicas" in (entry.get("fieldsV1") or {}).get("f:spec", {})
+        for entry in fields
+    )

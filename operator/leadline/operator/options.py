@@ -1,0 +1,100 @@
+"""Command-line options of `leadline operator`, and the settings they make."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from pathlib import Path
+
+from leadline.operator.settings import OperatorSettings
+
+__all__ = ["add_options", "settings_of"]
+
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Every option may come from the environment: --gateway-url from LEADLINE_OPERATOR_GATEWAY_URL."""
+    defaults = OperatorSettings()
+    parser.add_argument(
+        "--namespace",
+        action="append",
+        dest="namespaces",
+        metavar="NAME",
+        help="look for InferenceServices only here; repeatable (default: in all namespaces)",
+    )
+    parser.add_argument(
+        "--own-namespace", metavar="NAME", help="where the operator runs (default: the pod's)"
+    )
+    for name, metavar, text in (
+        ("engine-image", "IMAGE", "image of GPU engines that name none"),
+        ("engine-cpu-image", "IMAGE", "image of CPU engines that name none"),
+        ("gateway-url", "URL", "base URL of the gateway, for status.url"),
+        ("gateway-namespace", "NAME", "where the gateway's pods run (default: the operator's namespace)"),
+        ("gateway-labels", "KEY=VALUE,...", "labels of the gateway's pods"),
+        ("monitoring-namespace", "NAME", "its pods may reach engine pods, for /metrics"),
+        ("lease-name", "NAME", "of the Lease that decides which replica acts"),
+    ):
+        parser.add_argument(f"--{name}", metavar=metavar, help=text)
+    parser.add_argument(
+        "--accelerator", choices=("gpu", "cpu"), help="what services run on that do not say (default: gpu)"
+    )
+    parser.add_argument("--no-network-policies", action="store_true", help="let anybody reach engine pods")
+    parser.add_argument(
+        "--no-leader-election", action="store_true", help="act without a Lease: one replica only"
+    )
+    for name, kind, text in (
+        ("workers", int, "services looked at at once"),
+        ("resync-seconds", float, "between complete lists"),
+        ("lease-seconds", float, "after which a silent leader is replaced"),
+        ("port", int, "of /health, /ready and /metrics; 0: none"),
+    ):
+        default = getattr(defaults, name.replace("-", "_"))
+        parser.add_argument(f"--{name}", type=kind, metavar="N", help=f"{text} (default: {default})")
+
+
+def settings_of(args: argparse.Namespace) -> OperatorSettings:
+    """The settings of the options given. Raises ValueError for values that cannot work."""
+    given: dict[str, object] = {}
+    for field in dataclasses.fields(OperatorSettings):
+        value = getattr(args, field.name, None)
+        text = os.environ.get(f"LEADLINE_OPERATOR_{field.name.upper()}", "")
+        if value is None and text:
+            value = _parse(field.name, text)
+        if value is not None:
+            given[field.name] = _parse(field.name, value) if isinstance(value, str) else value
+    if args.namespaces:
+        given["namespaces"] = tuple(args.namespaces)
+    if args.no_network_policies:
+        given["network_policies"] = False
+    if args.no_leader_election:
+        given["leader_elect"] = False
+    given.setdefault("redis_url", os.environ.get("LEADLINE_REDIS_URL", ""))
+    if "own_namespace" not in given and _NAMESPACE_FILE.is_file():
+        given["own_namespace"] = _NAMESPACE_FILE.read_text(encoding="utf-8").strip()
+    settings = OperatorSettings(**given)  # type: ignore[arg-type]
+    if settings.accelerator not in ("gpu", "cpu"):
+        raise ValueError(f"accelerator must be gpu or cpu, not {settings.accelerator!r}")
+    if settings.workers < 1 or settings.lease_seconds < 1 or settings.resync_seconds < 1:
+        raise ValueError("workers, lease-seconds and resync-seconds must be at least 1")
+    return settings
+
+
+def _parse(name: str, text: str) -> object:
+    match name:
+        case "gateway_labels":
+            pairs = [part.partition("=") for part in text.split(",") if part]
+            if not pairs or not all(key and equals for key, equals, _ in pairs):
+                raise ValueError(f"gateway-labels must be KEY=VALUE,..., not {text!r}")
+            return {key: value for key, _, value in pairs}
+        case "namespaces":
+            return tuple(part for part in text.split(",") if part)
+        case "workers" | "port":
+            return int(text)
+        case "resync_seconds" | "lease_seconds":
+            return float(text)
+        case "network_policies" | "leader_elect":
+            return text.lower() not in ("0", "false", "no")
+        case _:
+            return text

@@ -1,0 +1,152 @@
+"""`plan`: from one InferenceService and what was observed of it, what should exist and what to say.
+
+Room: operator. Pure: no clock, no network, no randomness. Everything the operator decides is decided here;
+`reconcile` only carries it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from leadline.operator.conditions import invalid_status, judge, make_status
+from leadline.operator.names import HASH_ANNOTATION, MANAGED_BY
+from leadline.operator.objects import ServiceContext, network_objects, support_objects, workload_objects
+from leadline.operator.objects.context import digest
+from leadline.operator.observed import Observed, scaled_by_autoscaler
+from leadline.operator.settings import OperatorSettings
+from leadline.protocol.isvc import ConditionType, Reason
+from leadline.protocol.isvc_types import InferenceServiceSpec
+
+__all__ = ["Event", "Plan", "plan"]
+
+Object = dict[str, Any]
+
+LOADING_POLL_SECONDS = 3.0
+
+_NORMAL = {
+    Reason.READY,
+    Reason.SCALED_TO_ZERO,
+    Reason.CREATING_PODS,
+    Reason.LOADING_WEIGHTS,
+    Reason.ROLLING_OUT,
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Event:
+    """One Kubernetes Event on the service."""
+
+    warning: bool
+    reason: str
+    message: str
+
+
+@dataclass(slots=True)
+class Plan:
+    desired: list[Object] | None = None
+    """In the order of application; None: leave alone what there is (nobody knows what is wanted)."""
+    delete: list[Object] = field(default_factory=list)
+    """Children of ours that are no longer wanted."""
+    status: Object = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    requeue: float | None = None
+    """Seconds after which to look again although nothing has changed."""
+    probe: bool = False
+    """Ask starting pods how far they are before the next look."""
+
+
+def plan(observed: Observed, settings: OperatorSettings) -> Plan:
+    """Decide everything for one service."""
+    service = observed.service
+    metadata = service["metadata"]
+    try:
+        spec = msgspec.convert(service.get("spec", {}), InferenceServiceSpec)
+    except msgspec.ValidationError as error:
+        # The CRD refuses what cannot be read, except for objects that are older than the CRD's rules.
+        return _stuck(observed, Reason.INVALID_SPEC, f"the spec cannot be read: {error}")
+    deployment = observed.deployment
+    context = ServiceContext(
+        metadata["name"],
+        metadata["namespace"],
+        observed.uid,
+        spec,
+        settings,
+        replicas_owned_elsewhere=scaled_by_autoscaler(deployment),
+    )
+    if not context.on_gpu and spec.tensor_parallel > 1:
+        return _stuck(
+            observed,
+            Reason.INVALID_SPEC,
+            "tensorParallel needs accelerators, and this operator's default is the CPU: set accelerator.type to gpu",
+        )
+    objects = [*support_objects(context), *network_objects(context), *workload_objects(context)]
+    taken = [one for one in objects if _is_foreign(observed, one)]
+    if taken:
+        names = ", ".join(f"{one['kind']} {one['metadata']['name']}" for one in taken)
+        return _stuck(
+            observed,
+            Reason.NAME_TAKEN,
+            f"{names}: of that name already exists and belongs to somebody else; delete it or rename the service",
+        )
+    for one in objects:
+        if one["kind"] == "Secret":
+            continue  # a digest of a password invites guessing; the Deployment's redis-hash stands for it
+        one["metadata"]["annotations"] = {
+            **one["metadata"].get("annotations", {}),
+            HASH_ANNOTATION: digest(one),
+        }
+    wanted = context.replicas
+    if context.replicas_owned_elsewhere and deployment is not None:
+        wanted = int(deployment.get("spec", {}).get("replicas", wanted))
+    verdict = judge(context, observed, wanted)
+    loading = verdict.progressing
+    return Plan(
+        desired=objects,
+        delete=_unwanted(observed, objects),
+        status=make_status(context, observed, wanted, verdict),
+        events=_events(observed, verdict.reason, verdict.message),
+        requeue=LOADING_POLL_SECONDS if loading and observed.pods else None,
+        probe=loading,
+    )
+
+
+def _stuck(observed: Observed, reason: Reason, message: str) -> Plan:
+    return Plan(status=invalid_status(observed, reason, message), events=_events(observed, reason, message))
+
+
+def _events(observed: Observed, reason: Reason, message: str) -> list[Event]:
+    """One when the reason of Ready changes, none while it stays."""
+    conditions = (observed.service.get("status") or {}).get("conditions") or []
+    before: Object = next((one for one in conditions if one.get("type") == ConditionType.READY), {})
+    if before.get("reason") == str(reason):
+        return []
+    return [Event(reason not in _NORMAL, str(reason), message)]
+
+
+def _owner(child: Object) -> str:
+    owners = child["metadata"].get("ownerReferences") or []
+    return str(next((one.get("uid", "") for one in owners if one.get("controller")), ""))
+
+
+def _is_foreign(observed: Observed, wanted: Object) -> bool:
+    """Whether an object of that kind and name exists that is not ours. One of a deleted service of the same name
+    (it is being collected) counts as ours in the making: applying fails until it is gone, and is tried again."""
+    child = observed.children.get((wanted["kind"], wanted["metadata"]["name"]))
+    if child is None or _owner(child) == observed.uid:
+        return False
+    labels = child["metadata"].get("labels") or {}
+    return bool(labels.get("app.kubernetes.io/managed-by") != MANAGED_BY)
+
+
+def _unwanted(observed: Observed, objects: list[Object]) -> list[Object]:
+    names = {(one["kind"], one["metadata"]["name"]) for one in objects}
+    return [
+        child
+        for key, child in sorted(observed.children.items())
+        if key not in names
+        and _owner(child) == observed.uid
+        and not child["metadata"].get("deletionTimestamp")
+    ]

@@ -1,0 +1,174 @@
+"""One look at one InferenceService: what was seen, `plan`, and the requests that carry the plan out.
+
+Room: operator. Level-triggered: it does not matter why the look happens, or what an earlier one left half done
+(P7). Reads come from the store. Before it writes anything it asks the API server for the service once, so
+that it never acts for one that is gone or has changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+from leadline.operator.api import ApiClient, Conflict, NotFound
+from leadline.operator.drift import Echoes
+from leadline.operator.kinds import BY_KIND, SERVICE, Kind
+from leadline.operator.names import HASH_ANNOTATION
+from leadline.operator.observed import Observed
+from leadline.operator.plan import Event, Plan, plan
+from leadline.operator.progress import ProgressProbe
+from leadline.operator.settings import OperatorSettings
+from leadline.operator.store import Key, Store
+from leadline.protocol.isvc import API_VERSION, KIND
+
+__all__ = ["Outcome", "Reconciler"]
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+_EVENT = Kind("Event", "v1", "events")
+
+
+class Outcome:
+    """What a look came to."""
+
+    UNCHANGED, CHANGED, GONE = "unchanged", "changed", "gone"
+
+
+class Reconciler:
+    def __init__(
+        self, api: ApiClient, store: Store, settings: OperatorSettings, probe: ProgressProbe | None = None
+    ) -> None:
+        self._api, self._store, self._settings = api, store, settings
+        self._probe = probe
+        self._echoes = Echoes()
+
+    async def reconcile(self, key: Key) -> tuple[str, float | None]:
+        """(outcome, seconds after which to look again although nothing has changed). Raises ApiError and
+        aiohttp.ClientError for requests that failed; what was done before stays done."""
+        service = self._store.service(key)
+        if service is None or service["metadata"].get("deletionTimestamp"):
+            return Outcome.GONE, None
+        progress: dict[str, str] = {}
+        made = self._plan(key, service, progress)
+        if made.probe and self._probe is not None:
+            progress = await self._probe.ask(self._store.pods(key))
+            made = self._plan(key, service, progress)
+        if not self._writes(key, service, made):
+            return Outcome.UNCHANGED, made.requeue
+        try:
+            service = await self._api.get(SERVICE, *key)
+        except NotFound:
+            self._store.remove(SERVICE, service)
+            return Outcome.GONE, None
+        if service["metadata"].get("deletionTimestamp"):
+            return Outcome.GONE, None
+        self._store.put(SERVICE, service)
+        made = self._plan(key, service, progress)
+        await self._carry_out(key, made)
+        # The children are other than they were: what is to be said of them may be too.
+        made = self._plan(key, service, progress)
+        await self._report(service, made)
+        return Outcome.CHANGED, made.requeue
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _plan(self, key: Key, service: Object, progress: dict[str, str]) -> Plan:
+        return plan(
+            Observed(
+                service,
+                self._store.children(key),
+                self._store.pods(key),
+                progress,
+                datetime.now(UTC),
+            ),
+            self._settings,
+        )
+
+    def _to_apply(self, key: Key, made: Plan) -> list[Object]:
+        """Children to be applied. A Secret is not read back: it goes along whenever the Deployment, which
+        carries its digest, is applied."""
+        children = self._store.children(key)
+        wanted = made.desired or []
+        chosen = [
+            one
+            for one in wanted
+            if one["kind"] != "Secret"
+            and self._echoes.must_apply(one, children.get((one["kind"], one["metadata"]["name"])))
+        ]
+        if any(one["kind"] == "Deployment" for one in chosen):
+            return [one for one in wanted if one in chosen or one["kind"] == "Secret"]
+        return chosen
+
+    def _writes(self, key: Key, service: Object, made: Plan) -> bool:
+        return bool(self._to_apply(key, made) or made.delete or made.status != (service.get("status") or {}))
+
+    async def _carry_out(self, key: Key, made: Plan) -> None:
+        for wanted in self._to_apply(key, made):
+            kind = BY_KIND[wanted["kind"]]
+            answer = await self._api.apply(wanted, kind)
+            if HASH_ANNOTATION in wanted["metadata"].get("annotations", {}):
+                self._echoes.remember(wanted, answer)
+                self._store.put(kind, answer)
+        for child in made.delete:
+            kind = BY_KIND[child["kind"]]
+            await self._api.delete(child, kind)
+            self._echoes.forget(child["metadata"]["uid"])
+            # Until the watch says what became of it; with a finalizer, which claims have, it stays for a while.
+            child["metadata"]["deletionTimestamp"] = "requested"
+
+    async def _report(self, service: Object, made: Plan) -> None:
+        if made.status == (service.get("status") or {}):
+            return
+        metadata = service["metadata"]
+        wanted = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            # The uid makes the server refuse if the service has been replaced by one of the same name.
+            "metadata": {
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "uid": metadata["uid"],
+            },
+            "status": made.status,
+        }
+        try:
+            answer = await self._api.apply(wanted, SERVICE, "status")
+        except (NotFound, Conflict):
+            return  # it is gone, or another: the watch says so, and that is another look
+        self._store.put(SERVICE, answer)
+        for event in made.events:
+            await self._emit(service, event)
+
+    async def _emit(self, service: Object, event: Event) -> None:
+        metadata = service["metadata"]
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        log.info("%s/%s: %s: %s", metadata["namespace"], metadata["name"], event.reason, event.message)
+        await self._api.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {
+                    "name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}",
+                    "namespace": metadata["namespace"],
+                },
+                "involvedObject": {
+                    "apiVersion": API_VERSION,
+                    "kind": KIND,
+                    "name": metadata["name"],
+                    "namespace": metadata["namespace"],
+                    "uid": metadata["uid"],
+                },
+                "type": "Warning" if event.warning else "Normal",
+                "reason": event.reason,
+                "message": event.message[:1024],
+                "source": {"component": "leadline-operator"},
+                "reportingComponent": "leadline-operator",
+                "firstTimestamp": now,
+                "lastTimestamp": now,
+                "count": 1,
+            },
+            _EVENT,
+        )

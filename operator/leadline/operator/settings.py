@@ -1,0 +1,52 @@
+"""Settings of the operator process, and what all InferenceServices share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["OperatorSettings"]
+
+
+def _image(name: str) -> str:
+    try:
+        return f"{name}:{version('leadline')}"
+    except PackageNotFoundError:
+        return f"{name}:latest"
+
+
+@dataclass(slots=True, frozen=True)
+class OperatorSettings:
+    namespaces: tuple[str, ...] = ()
+    """Where to look for InferenceServices; empty: in all namespaces."""
+    own_namespace: str = "leadline-system"
+    """Where the operator runs: of its Lease, and of the NetworkPolicy rule that lets it ask pods."""
+    engine_image: str = field(default_factory=lambda: _image("leadline/engine"))
+    engine_cpu_image: str = field(default_factory=lambda: _image("leadline/engine-cpu"))
+    accelerator: str = "gpu"
+    """gpu | cpu, for services that do not say."""
+    gateway_url: str = ""
+    """Base URL of the gateway, for status.url; empty: the service's own pods."""
+    gateway_namespace: str = ""
+    """Empty: own_namespace."""
+    gateway_labels: dict[str, str] = field(
+        default_factory=lambda: {
+            "app.kubernetes.io/name": "leadline",
+            "app.kubernetes.io/component": "gateway",
+        }
+    )
+    """Pods that may talk to engine pods, besides the operator's."""
+    monitoring_namespace: str = ""
+    """Its pods may talk to engine pods too, for /metrics."""
+    network_policies: bool = True
+    redis_url: str = field(default="", repr=False)
+    """Handed to engine pods; one with a password goes through a Secret."""
+
+    workers: int = 8
+    """Reconciles at once."""
+    resync_seconds: float = 300.0
+    leader_elect: bool = True
+    lease_name: str = "leadline-operator"
+    lease_seconds: float = 15.0
+    port: int = 8080
+    """Of /health, /ready and /metrics; 0: no server."""

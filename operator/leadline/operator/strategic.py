@@ -1,0 +1,66 @@
+"""Strategic merge patch, as far as pod templates need it.
+
+Room: operator. Pure. As in Kubernetes: maps merge, null deletes, lists of named things merge by their key, other lists
+are replaced; `$patch: delete` in an item removes it, `$patch: replace` in a map or as a list's item replaces
+the whole. Volumes keep only the source that the patch names (`retainKeys`). The order of a list stays, new items come
+last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["strategic_merge"]
+
+_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "resourceClaims": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+}
+_RETAIN = {"volumes"}
+"""Lists whose items are unions: an item that names a member of the union replaces the old one."""
+
+
+def strategic_merge(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `patch` over it; neither is changed."""
+    if patch.get("$patch") == "replace":
+        return {name: value for name, value in patch.items() if name != "$patch"}
+    result = dict(base)
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, dict):
+            old = result.get(name)
+            result[name] = strategic_merge(old if isinstance(old, dict) else {}, value)
+        elif isinstance(value, list) and name in _KEYS:
+            old = result.get(name)
+            result[name] = _merge_list(old if isinstance(old, list) else [], value, name)
+        else:
+            result[name] = value
+    return result
+
+
+def _merge_list(base: list[Any], patch: list[Any], field: str) -> list[Any]:
+    key = _KEYS[field]
+    if {"$patch": "replace"} in patch:
+        return [item for item in patch if item != {"$patch": "replace"}]
+    merged: dict[Any, Any] = {item.get(key): item for item in base}
+    for item in patch:
+        name = item.get(key)
+        if item.get("$patch") == "delete":
+            merged.pop(name, None)
+        elif field in _RETAIN and len(item) > 1:
+            merged[name] = strategic_merge({}, item)
+        elif field == "env" and ("valueFrom" in item or "value" in item):
+            merged[name] = strategic_merge({}, item)
+        else:
+            merged[name] = strategic_merge(merged.get(name, {}), item)
+    return list(merged.values())
