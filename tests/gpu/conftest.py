@@ -1,4 +1,7 @@
-"""GPU tests share the case generators of the CPU tests and the model folders of the benchmarks."""
+"""GPU tests share the case generators of the CPU tests and the model folders of the benchmarks.
+
+They need the GPU to themselves: some read how much of its memory is free (no pytest-xdist).
+"""
 
 import sys
 from pathlib import Path

@@ -62,6 +62,7 @@ class EngineConfig:
     attention_backend: str = "auto"
     """auto | torch | flash_attn | triton."""
     enforce_eager: bool = False
+    """Run every step kernel by kernel: no CUDA graphs, no time and memory spent on capturing them."""
     overlap: bool | None = None
     """Launch step N+1 before reading step N. None: on for GPU, off for CPU."""
     cpu_threads: int | None = None

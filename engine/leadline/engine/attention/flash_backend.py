@@ -34,6 +34,7 @@ class FlashBackend:
 
     name = "flash_attn"
     graph_padding = 1
+    graph_chunks = False
 
     def __init__(self, spec: AttentionSpec) -> None:
         if spec.block_size % _BLOCK_MULTIPLE:

@@ -70,6 +70,8 @@ class AttentionBackend(Protocol):
     graph_padding: int | None
     """Context length that padding rows of a captured decode step must have (their slot mapping is -1); None
     if `begin` and `forward` look at the host's lists, so that a step cannot be captured."""
+    graph_chunks: bool
+    """Steps with a chunk can be captured too, and be right for any shorter chunk after any context."""
 
     def begin(self, batch: AttentionBatch) -> None:
         """Prepare what all layers share (masks, work lists, gathers' indices)."""

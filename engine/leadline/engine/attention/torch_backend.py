@@ -31,6 +31,7 @@ class TorchBackend:
 
     name = "torch"
     graph_padding = None
+    graph_chunks = False
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec

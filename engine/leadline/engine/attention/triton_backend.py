@@ -50,6 +50,7 @@ class TritonBackend:
 
     name = "triton"
     graph_padding = 0
+    graph_chunks = True
 
     def __init__(self, spec: AttentionSpec) -> None:
         import_triton("triton")

@@ -128,10 +128,16 @@ def build_shard(
     num_blocks, length = _size_pool(config, model, length, device, group)
     with out_of_memory_is_typed(config, "while allocating the KV cache"):
         runner = _make_runner(config, model, num_blocks, length, device)
-    if not config.enforce_eager:
+    if _wants_graphs(config):
         with out_of_memory_is_typed(config, "while capturing CUDA graphs"):
             _capture(config, runner)
     return runner, length
+
+
+def _wants_graphs(config: EngineConfig) -> bool:
+    """Not over several ranks: collectives inside a graph are untried, and ranks that time steps to choose
+    which chunk lengths to capture could choose differently and wait for each other for ever."""
+    return not config.enforce_eager and config.tensor_parallel == 1
 
 
 def _longest_chunk(config: EngineConfig, length: int) -> int:
@@ -166,7 +172,7 @@ def _size_pool(
     else:
         with out_of_memory_is_typed(config, "in the profile run of the largest step"):
             available = gpu_kv_bytes(config, device, lambda: _profile(config, model, length, device))
-            if not config.enforce_eager:
+            if _wants_graphs(config):
                 available -= _graph_bytes(config, model, length, device)
         if available < size:
             total = torch.cuda.mem_get_info(device)[1]

@@ -103,7 +103,7 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         # One stream for all captures: cuBLAS keeps a workspace for every stream it has seen.
         self._stream = torch.cuda.Stream()
-        self.prefill = PrefillGraphs(self, max_tokens)
+        self.prefill = PrefillGraphs(self, max_tokens if backend.graph_chunks else 0)
 
     # -- capture ---------------------------------------------------------------------------------------------
 
