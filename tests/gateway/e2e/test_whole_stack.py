@@ -105,7 +105,7 @@ def test_a_stream_goes_on_elsewhere_when_its_engine_is_killed(up: Up) -> None:
                 kill(up.pid(pod))
     assert "".join(pieces) == undisturbed
     metrics = httpx.get(f"{up.url}/metrics").text
-    assert 'leadline_gateway_migrations_total{outcome="finished",service="local/leadline"} 1.0' in metrics
+    assert 'leadline_gateway_migrations_total{outcome="moved",service="local/leadline"} 1.0' in metrics
     until(lambda: len(up.lives(pod)) > lives, 60, "a restart")
 
 
