@@ -1,6 +1,6 @@
 # The verbs. A machine needs python3 (3.11 or newer) and make; everything else goes into .venv.
 #
-#   make demo    start the engine on SmolLM2 and stream a chat answer
+#   make demo    start two engines and the gateway on SmolLM2, stream a chat answer, show a warm prompt
 #   make test    linters, type checks, import rules, all tests that need no GPU
 #
 # The environment is made once and again only when pyproject.toml or constraints.txt has changed.
