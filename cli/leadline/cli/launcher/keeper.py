@@ -85,25 +85,32 @@ class Keeper:
         deaths = 0
         while True:
             self._ready_at = None
-            child = self._child = Child(self._command, self._environment, self._heard)
-            probe = asyncio.create_task(self._watch_start(child))
-            try:
-                code = await child.wait()
-            finally:
-                probe.cancel()
-                await asyncio.gather(probe, return_exceptions=True)
-                self.ready.clear()
+            what = await self._live()
             if self._ready_at is not None and time.monotonic() - self._ready_at > _SETTLED:
                 deaths = 0
             deaths += 1
-            why = child.last_words
-            what = f"ended ({ending(code)})" + (f": {why}" if why else "")
             if not self._was_ready and deaths >= _START_ATTEMPTS:
                 self.failed.set_result(f"{self.name} {what}")
                 return
             pause = min(_FIRST_PAUSE * 2 ** (deaths - 1), _LONGEST_PAUSE)
             self._say(f"{self.name} {what}; starting it again in {pause:g} s")
             await asyncio.sleep(pause)
+
+    async def _live(self) -> str:
+        """One life; how it ended."""
+        try:
+            child = self._child = Child(self._command, self._environment, self._heard)
+        except OSError as error:  # no process or no memory for one
+            return f"did not start: {error}"
+        probe = asyncio.create_task(self._watch_start(child))
+        try:
+            code = await child.wait()
+        finally:
+            probe.cancel()
+            await asyncio.gather(probe, return_exceptions=True)
+            self.ready.clear()
+        why = child.last_words
+        return f"ended ({ending(code)})" + (f": {why}" if why else "")
 
     async def _watch_start(self, child: Child) -> None:
         """Until /ready says 200; what it says before is progress."""
