@@ -109,7 +109,8 @@ class _Supervisor:
         self._config = config
         self._host, self._port = host, port
         self._log_level = log_level
-        self._stopping = threading.Event()
+        self._stopping = False
+        """Set by a signal's handler, which may take no lock: not an Event."""
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[BaseProcess] = []
 
@@ -117,7 +118,7 @@ class _Supervisor:
         folder = tempfile.mkdtemp(prefix="leadline-metrics-")
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._stopping.set())
+            signal.signal(number, self._asked_to_stop)
         try:
             self._workers = [self._start() for _ in range(self._config.server.workers)]
             self._wait_ready(address)
@@ -127,6 +128,9 @@ class _Supervisor:
             held.close()
             shutil.rmtree(folder, ignore_errors=True)
         return code
+
+    def _asked_to_stop(self, *_: object) -> None:
+        self._stopping = True
 
     def _start(self) -> BaseProcess:
         process = self._context.Process(
@@ -139,16 +143,19 @@ class _Supervisor:
         host, _, port = address.removeprefix("http://").rpartition(":")
         host = host.strip("[]")
         target = "127.0.0.1" if host == "0.0.0.0" else "::1" if host == "::" else host
-        while not self._stopping.is_set() and all(worker.is_alive() for worker in self._workers):
+        while not self._stopping and all(worker.is_alive() for worker in self._workers):
             with contextlib.suppress(OSError), socket.create_connection((target, int(port)), 1):
                 print(f"Leadline gateway at {address}", flush=True)
                 return
-            self._stopping.wait(0.05)
+            time.sleep(0.05)
 
     def _watch(self) -> int:
         """Start dead workers again, unless they die at once again and again."""
         deaths: list[float] = []
-        while not self._stopping.wait(0.2):
+        while True:
+            time.sleep(0.2)
+            if self._stopping:
+                return 0
             for place, worker in enumerate(self._workers):
                 if worker.is_alive():
                     continue
@@ -160,7 +167,6 @@ class _Supervisor:
                     return 1
                 logger.error("worker %s left with %s; starting another", worker.pid, worker.exitcode)
                 self._workers[place] = self._start()
-        return 0
 
     def _stop(self) -> None:
         for worker in self._workers:
