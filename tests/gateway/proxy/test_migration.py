@@ -144,6 +144,7 @@ async def ask(url: str, body: dict[str, Any]) -> list[Any]:
         return events_of(got.text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 async def test_a_stream_that_is_cut_anywhere_reads_as_one_that_is_not(engine: Engine, name: str) -> None:
     body = VARIANTS[name]
