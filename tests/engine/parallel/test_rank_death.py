@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,15 +12,13 @@ import time
 
 import psutil
 import pytest
+import torch
 from parallel_rig import processes, tiny_model
 
 from leadline.engine.errors import EngineDead, OutOfMemory, UnsupportedModel
 from leadline.engine.sampling_params import SamplingParams
 
 LONG = SamplingParams(temperature=0, max_tokens=400)
-
-
-EIGHT = {"num_attention_heads": 8, "head_dim": 8}
 
 
 @pytest.fixture
@@ -44,9 +43,8 @@ def died(core, seconds: float = 10.0) -> tuple[EngineDead, float]:
 
 
 @pytest.mark.parametrize("busy", [True, False], ids=["in a step", "idle"])
-def test_a_killed_rank_is_a_typed_error_within_two_seconds(rig, ranks, tmp_path, busy):
-    eight = tiny_model(tmp_path / "eight", "llama", max_position_embeddings=512, **EIGHT)
-    core = ranks.core(4, eight, block_size=16, cpu_kv_bytes=1 << 22)
+def test_a_killed_rank_is_a_typed_error_within_two_seconds(rig, ranks, tiny, busy):
+    core = ranks.core(3, tiny, block_size=16, cpu_kv_bytes=1 << 22)
     if busy:
         core.add_request(rig.request("a", [5, 6, 7], LONG, eos_token_ids=()))
         for _ in range(5):
@@ -150,19 +148,86 @@ def test_what_fails_while_a_rank_is_built_has_its_own_type(ranks, tiny):
     assert type(caught.value).__name__ in ("ModelNotFound", UnsupportedModel.__name__)
 
 
-def test_a_rank_that_fails_alone_while_loading_is_named(ranks, tiny, monkeypatch, tmp_path):
-    """Rank 1 finds no memory: a sitecustomize that only workers see makes its first allocation fail."""
-    (tmp_path / "sitecustomize.py").write_text(
-        textwrap.dedent("""
-        import sys
-        if "leadline.engine.runner.parallel.worker" in " ".join(sys.orig_argv):
-            import torch
-            def zeros(*args, **kwargs):
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB\\n more")
-            import leadline.engine.runner.build as build
-            build.allocate_kv = zeros
-        """)
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    with pytest.raises(OutOfMemory, match="rank 1: out of device memory while allocating the KV cache"):
+@pytest.fixture
+def only_workers_run(monkeypatch, tmp_path):
+    """Code that runs in workers after their imports, through a sitecustomize of their own."""
+
+    def install(code: str) -> None:
+        head = "import sys\nif any('parallel.worker' in word for word in sys.orig_argv):\n"
+        (tmp_path / "sitecustomize.py").write_text(head + textwrap.indent(textwrap.dedent(code), "    "))
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("action", "error", "message"),
+    [
+        (
+            "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 1 GiB')",
+            OutOfMemory,
+            "rank 1: out of device memory while allocating the KV cache.*CUDA out of memory",
+        ),
+        ("import os; os.kill(os.getpid(), 9)", EngineDead, "rank 1 was killed by SIGKILL"),
+    ],
+    ids=["out of memory", "killed"],
+)
+def test_a_rank_that_fails_alone_while_loading_is_named(
+    ranks, tiny, only_workers_run, action, error, message
+):
+    only_workers_run(f"""
+        import torch
+        import leadline.engine.runner.build as build
+
+        def allocate_kv(*args):
+            {action}
+
+        build.allocate_kv = allocate_kv
+    """)
+    with pytest.raises(error, match=message):
         ranks.core(2, tiny, cpu_kv_bytes=1 << 22)
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        ("raise torch.OutOfMemoryError('CUDA out of memory')", "rank 1: out of device memory in a step"),
+        ("raise RuntimeError('a kernel broke')", r"rank 1: a kernel broke \(RuntimeError\)"),
+    ],
+    ids=["out of memory", "broken"],
+)
+def test_a_rank_that_fails_alone_in_a_step_is_named(rig, ranks, tiny, only_workers_run, action, message):
+    only_workers_run(f"""
+        import torch
+        from leadline.engine.runner.model_runner import ModelRunner
+
+        launch = ModelRunner.launch
+
+        def failing(self, plan):
+            if plan.rows[0].start > 5:
+                {action}
+            return launch(self, plan)
+
+        ModelRunner.launch = failing
+    """)
+    core = ranks.core(2, tiny, cpu_kv_bytes=1 << 22)
+    core.add_request(rig.request("a", [5, 6, 7], LONG, eos_token_ids=()))
+    error, seconds = died(core)
+    assert re.search(message, str(error)), error
+    assert seconds < 5
+
+
+def test_a_leader_that_fails_alone_is_out_of_step_for_good(rig, ranks, tiny, monkeypatch):
+    core = ranks.core(2, tiny, cpu_kv_bytes=1 << 22)
+    core.add_request(rig.request("a", [5, 6, 7], LONG, eos_token_ids=()))
+    core.step()
+
+    def launch(plan):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(core.runner.runner, "launch", launch)
+    with pytest.raises(EngineDead, match=r"out of device memory in a step.*max_num_batched_tokens"):
+        core.step()
+    monkeypatch.undo()
+    with pytest.raises(EngineDead, match="out of device memory in a step"):
+        core.step()

@@ -1,5 +1,7 @@
-"""Two, three and four ranks of the demo model give what one rank gives, token by token (E10). Every step of every engine
-here also compares a checksum of the sampled tokens over ranks (LEADLINE_TP_CHECK)."""
+"""Two, three and four ranks of the demo model give what one rank gives, token by token (E10).
+
+Every step of every engine here also compares a checksum of the sampled tokens over ranks (LEADLINE_TP_CHECK).
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,8 @@ def test_many_requests_some_finishing_early_then_again_with_prefix_hits(rig, thr
 
 
 def test_a_pool_so_small_that_sequences_are_preempted(rig, ranks, prompts):
-    """Two ranks, whose heads are padded (9 and 3 do not divide). With steps launched before the last one is read; then with seeds, penalties and bans on the same
-    engine, where preempted sequences bring their counts back."""
+    """Two ranks, whose heads are padded (9 and 3 do not divide), with steps launched before the last one is
+    read. Then seeds, penalties and bans on the same engine: preempted sequences bring their counts back."""
     greedy = SamplingParams(temperature=0, max_tokens=12)
     settings = {"block_size": 16, "num_kv_blocks": 13, "overlap": True}
     few = prompts[:8] + prompts[-2:]

@@ -13,7 +13,6 @@ from leadline.engine.runner.parallel.ring import frame_bytes
 from leadline.engine.sampling_params import SamplingParams
 
 SHAPES = {
-    "llama, KV heads replicated": (4, "llama", {"num_attention_heads": 8, "head_dim": 8}),
     "qwen3, KV heads replicated, tied": (4, "qwen3", {"num_attention_heads": 8, "tie_word_embeddings": True}),
     "qwen2, one KV head for all": (2, "qwen2", {"num_key_value_heads": 1}),
 }

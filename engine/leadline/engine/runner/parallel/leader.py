@@ -15,6 +15,7 @@ from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.config import ModelConfig
 from leadline.engine.models.parallel import check_split, split_heads
 from leadline.engine.runner.build import build_shard, resolve_context, resolve_device
+from leadline.engine.runner.memory import oom_message
 from leadline.engine.runner.model_runner import ModelRunner
 from leadline.engine.runner.parallel.agreement import checksums
 from leadline.engine.runner.parallel.codec import PlanEncoder
@@ -45,7 +46,14 @@ class ParallelRunner:
     run different steps cannot go on."""
 
     def __init__(
-        self, runner: ModelRunner, ranks: Ranks, group: RankGroup, plans: PlanWriter, *, check: bool
+        self,
+        config: EngineConfig,
+        runner: ModelRunner,
+        ranks: Ranks,
+        group: RankGroup,
+        plans: PlanWriter,
+        *,
+        check: bool,
     ) -> None:
         """`check`: compare the sampled tokens of all ranks after each step, which waits for it."""
         self.runner = runner
@@ -55,13 +63,18 @@ class ParallelRunner:
         self.device = runner.device
         self.num_blocks = runner.num_blocks
         self._encoder = PlanEncoder(runner.tables)
+        self._config = config
         self._check = check
 
     def launch(self, plan: StepPlan) -> StepHandle:
         """Publish the plan, then start this rank's part. Raises EngineDead."""
         with self.ranks.guard():
             self.plans.write(self._encoder.encode(plan))
-            handle = self.runner.launch(plan)
+            try:
+                handle = self.runner.launch(plan)
+            except torch.OutOfMemoryError as error:
+                message = oom_message(self._config, "in a step", self.runner.max_model_len)
+                raise EngineDead(f"rank 0: {message}") from error
             if self._check:
                 seen = checksums(self.group, handle)
                 if len(set(seen)) > 1:
@@ -146,4 +159,4 @@ def build_parallel_runner(
     finally:
         os.close(meeting_fd)
         os.close(plans_fd)
-    return ParallelRunner(runner, ranks, group, plans, check=check), length
+    return ParallelRunner(config, runner, ranks, group, plans, check=check), length

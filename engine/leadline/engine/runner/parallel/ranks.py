@@ -23,8 +23,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
-
 from leadline.engine.errors import EngineDead, LeadlineError
 from leadline.engine.runner.parallel.messages import Failed, Hello, Loaded, Setup, decode_from_worker, encode
 from leadline.engine.runner.parallel.ring import ACK
@@ -36,8 +34,11 @@ logger = logging.getLogger("leadline.engine.runner")
 
 _CAUSE_SECONDS = 2.0
 """How long a failed collective waits for the news of whose death made it fail."""
+_COLLECTIVE_FAILURES = ("RuntimeError", "DistBackendError", "DistNetworkError")
+"""What a rank dies of when another one has: not what to report, if there is anything else."""
 _STUCK_SECONDS = 10.0
-_LEAVE_SECONDS = 5.0
+_LEAVE_SECONDS = 3.0
+"""Less than the patience that the API process has with the core."""
 _WORKER = "leadline.engine.runner.parallel.worker"
 
 
@@ -143,14 +144,11 @@ class Ranks:
             return error
         if isinstance(error, LeadlineError):
             return EngineDead(str(error))
-        own = f"rank 0 failed: {type(error).__name__}: {error}"
-        if isinstance(error, torch.OutOfMemoryError):
-            return EngineDead(own)
         with self._changed:
             self._changed.wait_for(lambda: self._culprit(certain=True) is not None, _CAUSE_SECONDS)
         worker = self._culprit(certain=False)
         if worker is None:
-            return EngineDead(own)
+            return EngineDead(f"rank 0 failed: {type(error).__name__}: {error}")
         if worker.failed is None:
             return EngineDead(f"rank {worker.rank} {_how(worker.exit_code)}")
         message = f"rank {worker.rank}: {worker.failed.message}"
@@ -162,7 +160,7 @@ class Ranks:
         """Who died first. Not certain: a worker whose collective failed, maybe for another one's death."""
         gone = [worker for worker in self.workers if worker.exit_code is not None]
         for worker in gone:
-            if worker.failed is None or worker.failed.kind != "RuntimeError":
+            if worker.failed is None or worker.failed.kind not in _COLLECTIVE_FAILURES:
                 return worker
         return gone[0] if gone and not certain else None
 
