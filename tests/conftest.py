@@ -2,8 +2,36 @@
 
 import os
 
+import pytest
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Two cores run everything, and several processes at once: more threads would only fight each other.
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "2")
+
+
+_LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `cluster` need one that KUBECONFIG names; without it they are deselected, and said so."""
+    if os.environ.get("KUBECONFIG"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("cluster")]
+    if left_out:
+        items[:] = [item for item in items if not item.get_closest_marker("cluster")]
+        config.hook.pytest_deselected(items=left_out)
+        config.stash[_LEFT_OUT] = len(left_out)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """After the summary, so that it is the last thing printed."""
+    count = config.stash.get(_LEFT_OUT, 0)
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if count and reporter is not None:
+        reporter.write_line(
+            f"{count} cluster tests did not run: set KUBECONFIG to a cluster's (kind create cluster, or "
+            "../shared/cluster/up.sh DIR, which prints the path)",
+            yellow=True,
+        )

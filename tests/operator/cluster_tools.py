@@ -1,0 +1,185 @@
+"""A namespace of the real cluster that KUBECONFIG names, operators as processes of their own, and kubectl."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVES = "mkdir -p /tmp/w; echo ok >/tmp/w/ready; echo ok >/tmp/w/health; exec httpd -f -p 8000 -h /tmp/w"
+"""A stand-in for the engine image, which has no place on this test's path: it listens and is ready."""
+
+
+class KubectlError(Exception):
+    """What kubectl printed."""
+
+
+def kubectl_path() -> str:
+    beside = Path(os.environ.get("KUBECONFIG", "")).parent / "bin" / "kubectl"
+    found = shutil.which("kubectl") or (str(beside) if beside.exists() else None)
+    assert found, "kubectl is not on PATH"
+    return found
+
+
+class Cluster:
+    def __init__(self) -> None:
+        self.namespace = f"isvc-{uuid.uuid4().hex[:8]}"
+        self.kubectl("create", "namespace", self.namespace, namespaced=False)
+        # Every pod of these tests is thereby proved to pass the restricted level.
+        self.kubectl(
+            "label",
+            "namespace",
+            self.namespace,
+            "pod-security.kubernetes.io/enforce=restricted",
+            namespaced=False,
+        )
+
+    def close(self) -> None:
+        self.kubectl("delete", "namespace", self.namespace, "--wait=false", namespaced=False)
+
+    def kubectl(self, *words: str, namespaced: bool = True, text: str | None = None) -> str:
+        command = [kubectl_path(), *(("-n", self.namespace) if namespaced else ()), *words]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            raise KubectlError(done.stderr.strip())
+        return done.stdout
+
+    def apply(self, *documents: dict[str, Any]) -> str:
+        items = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
+        one = documents[0] if len(documents) == 1 else items
+        return self.kubectl("apply", "-f", "-", text=json.dumps(one))
+
+    def get(self, *words: str) -> Any:
+        """None if it does not exist."""
+        try:
+            return json.loads(self.kubectl("get", *words, "-o", "json"))
+        except KubectlError as error:
+            if "NotFound" in str(error):
+                return None
+            raise
+
+    def items(self, kinds: str, *words: str) -> list[dict[str, Any]]:
+        return list(self.get(kinds, *words)["items"])
+
+    def ready(self, name: str) -> dict[str, Any]:
+        """The Ready condition; empty if there is none."""
+        found = self.get("isvc", name) or {}
+        conditions = found.get("status", {}).get("conditions", [])
+        return next((one for one in conditions if one["type"] == "Ready"), {})
+
+
+CHILDREN = "deploy,svc,pdb,netpol,cm,pvc,sa"
+
+
+def service(name: str, command: str = SERVES, **spec: Any) -> dict[str, Any]:
+    """An InferenceService on the CPU whose engine container runs a shell command in busybox."""
+    engine: dict[str, Any] = {"name": "engine", "command": ["sh", "-c", command]}
+    return {
+        "apiVersion": "serving.leadline.io/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": name},
+        "spec": {
+            "model": "smollm2",
+            "image": "local/busybox:1",
+            "rollout": {"drainSeconds": 0},
+            "podTemplate": {
+                "spec": {
+                    "terminationGracePeriodSeconds": 1,
+                    "containers": [{**engine, "lifecycle": None, "imagePullPolicy": "IfNotPresent"}],
+                }
+            },
+            **spec,
+        },
+    }
+
+
+class OperatorProcess:
+    """`leadline operator` on this machine, for one namespace."""
+
+    def __init__(self, cluster: Cluster, folder: Path, *options: str) -> None:
+        self.port = _free_port()
+        self.log = folder / f"operator-{self.port}.log"
+        self._file = self.log.open("w")
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "leadline.cli.main", "operator", "--accelerator=cpu"),
+                *(f"--namespace={cluster.namespace}", f"--own-namespace={cluster.namespace}"),
+                *(f"--port={self.port}", "--lease-seconds=3", *options),
+            ],
+            cwd=ROOT,
+            stdout=self._file,
+            stderr=subprocess.STDOUT,
+        )
+
+    def wait_ready(self) -> OperatorProcess:
+        until(lambda: self._fetch("/ready") is not None, 30, self.text)
+        return self
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(15)
+        finally:
+            self.process.kill()
+            self._file.close()
+
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def metric(self, name: str) -> dict[str, float]:
+        """Samples of a metric: labels as text → value."""
+        text = self._fetch("/metrics") or ""
+        lines = [line for line in text.splitlines() if line.startswith(name)]
+        return {line.rpartition(" ")[0].removeprefix(name): float(line.rpartition(" ")[2]) for line in lines}
+
+    def writes(self) -> dict[str, float]:
+        """Writes by method and kind, but for the Lease, which is renewed all the time."""
+        found = self.metric("leadline_operator_api_writes_total")
+        return {labels: count for labels, count in found.items() if 'kind="Lease"' not in labels}
+
+    def _fetch(self, path: str) -> str | None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            return None
+
+
+@contextlib.contextmanager
+def operator(cluster: Cluster, folder: Path, *options: str) -> Iterator[OperatorProcess]:
+    started = OperatorProcess(cluster, folder, *options)
+    try:
+        yield started.wait_ready()
+    finally:
+        started.stop()
+
+
+def until(condition: Callable[[], Any], seconds: float = 60, explain: Callable[[], Any] | None = None) -> Any:
+    """What `condition` returns once it is true; asked a few times a second."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, (
+            f"did not happen in {seconds} s: {explain() if explain else condition}"
+        )
+        time.sleep(0.2)
+    return found
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,334 @@
+"""The operator against a real API server, scheduler and kubelet (rows P1 to P7, P17 and P24).
+
+Needs KUBECONFIG, and a node that has the image local/busybox:1 (../shared/cluster has one).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_tools import (
+    CHILDREN,
+    ROOT,
+    Cluster,
+    KubectlError,
+    OperatorProcess,
+    kubectl_path,
+    operator,
+    service,
+    until,
+)
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def definition() -> None:
+    """The CRD, as generated."""
+    import subprocess
+
+    subprocess.run([kubectl_path(), "apply", "-f", str(ROOT / "manifests/crd.yaml")], check=True, timeout=60)
+    subprocess.run(
+        [kubectl_path(), "wait", "--for=condition=Established", "crd/inferenceservices.serving.leadline.io"],
+        check=True,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    yield made
+    made.close()
+
+
+def is_ready(cluster: Cluster, name: str) -> bool:
+    return cluster.ready(name).get("status") == "True"
+
+
+def versions(cluster: Cluster) -> dict[str, str]:
+    """kind/name → resourceVersion, of everything an operator writes; Events by their number."""
+    items = cluster.items(f"isvc,{CHILDREN},events")
+    return {f"{one['kind']}/{one['metadata']['name']}": one["metadata"]["resourceVersion"] for one in items}
+
+
+def test_six_lines_become_pods_that_serve_and_a_delete_leaves_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with operator(cluster, tmp_path, "--gateway-url=http://gw") as process:
+        cluster.apply(service("tiny", engine={"warmupPrompts": ["Hi"]}, cache={"size": "10Mi"}))
+        until(lambda: is_ready(cluster, "tiny"), explain=process.text)
+        kinds = {one["kind"] for one in cluster.items(CHILDREN, "-l", "serving.leadline.io/service=tiny")}
+        assert kinds == {
+            "Deployment",
+            "Service",
+            "PodDisruptionBudget",
+            "NetworkPolicy",
+            "ConfigMap",
+            "PersistentVolumeClaim",
+            "ServiceAccount",
+        }
+        found = cluster.get("isvc", "tiny")
+        assert found["status"]["url"] == "http://gw/v1"
+        assert found["status"]["observedGeneration"] == found["metadata"]["generation"]
+        # kopf must have left no trace (P6).
+        assert "finalizers" not in found["metadata"]
+        assert not [key for key in found["metadata"].get("annotations", {}) if "kopf" in key]
+        reasons = {
+            one["reason"] for one in cluster.items("events") if one["involvedObject"]["name"] == "tiny"
+        }
+        assert {"CreatingPods", "Ready"} <= reasons
+    # The operator is down: owner references still clean up (P6).
+    cluster.kubectl("delete", "isvc", "tiny")
+    until(lambda: not cluster.items(f"pods,{CHILDREN}", "-l", "serving.leadline.io/service=tiny"))
+
+
+BAD = {
+    "a model of no known form": ({"model": "qwen"}, "model must be hf://ORG/NAME"),
+    "replicas beside autoscaling": (
+        {"replicas": 2, "autoscaling": {"max": 3}},
+        "replicas and autoscaling exclude each other",
+    ),
+    "min above max": ({"autoscaling": {"min": 4, "max": 3}}, "must not be greater than autoscaling.max"),
+    "a CPU has no ranks": ({"tensorParallel": 2, "accelerator": {"type": "cpu"}}, "tensorParallel must be 1"),
+    "a rollout that cannot move": ({"rollout": {"maxUnavailable": 0}}, "must not both be 0"),
+    "no quantity": ({"cache": {"size": "10 GB"}}, "such as 100Gi"),
+    "an argument of the operator's": (
+        {"engine": {"extraArgs": ["--port=1"]}},
+        "must not set what the operator sets",
+    ),
+    "a block size there is not": ({"engine": {"blockSize": 17}}, "supported values"),
+    "a name with a comma": ({"aliases": ["a,b"]}, "no comma"),
+    "an alias twice": ({"aliases": ["a", "a"]}, "Duplicate value"),
+    "an unknown field": ({"tensorParalel": 2}, "unknown field"),
+    "a prompt of two lines": ({"engine": {"warmupPrompts": ["a\nb"]}}, "one line"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_spec_is_refused_with_a_sentence(cluster: Cluster, case: str) -> None:
+    spec, sentence = BAD[case]
+    with pytest.raises(KubectlError, match=sentence):
+        cluster.apply(service("bad", **spec))
+
+
+@pytest.mark.parametrize("name", ["a" * 53, "dotted.name", "1digit"])
+def test_a_name_that_cannot_be_a_services_is_refused(cluster: Cluster, name: str) -> None:
+    with pytest.raises(KubectlError, match=r"metadata.name must be at most 52"):
+        cluster.apply(service(name))
+
+
+def test_what_cannot_change_is_refused_and_what_can_is_not(cluster: Cluster) -> None:
+    cache = {"size": "2Gi", "storageClass": "standard"}
+    cluster.apply(service("fixed", cache=cache))
+    for change, sentence in (
+        ({"storageClass": "other"}, "storageClass cannot change"),
+        ({"accessMode": "ReadWriteMany"}, "accessMode cannot change"),
+        ({"size": "1Gi"}, "can only grow"),
+    ):
+        with pytest.raises(KubectlError, match=sentence):
+            cluster.apply(service("fixed", cache={**cache, **change}))
+    cluster.apply(service("fixed", cache={**cache, "size": "3Gi"}, model="hf://Qwen/Qwen3-8B"))
+
+
+@pytest.mark.parametrize("served", ["Qwen/Qwen3-8B", "模型-" + "x" * 100, "a.B_c:d"])
+def test_a_model_may_be_called_anything(cluster: Cluster, tmp_path: Path, served: str) -> None:
+    with operator(cluster, tmp_path) as process:
+        cluster.apply(service("named", servedName=served))
+        until(lambda: is_ready(cluster, "named"), explain=process.text)
+        assert cluster.get("isvc", "named")["status"]["servedName"] == served
+
+
+def test_at_steady_state_nothing_is_written(cluster: Cluster, tmp_path: Path) -> None:
+    with operator(cluster, tmp_path, "--resync-seconds=2") as process:
+        # Quantities that the API server spells in its own way, and a foreign manager's fields.
+        odd = service("calm", cache={"size": "1024Mi"})
+        odd["spec"]["podTemplate"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "0.010"}}
+        cluster.apply(odd, service("calm2", replicas=2))
+        until(lambda: is_ready(cluster, "calm") and is_ready(cluster, "calm2"), explain=process.text)
+        cluster.kubectl("annotate", "deploy", "calm-engine", "foreign=yes")
+        before, looks = process.writes(), sum(process.metric("leadline_operator_reconciles_total").values())
+        state = versions(cluster)
+        until(lambda: sum(process.metric("leadline_operator_reconciles_total").values()) >= looks + 10)
+        assert process.writes() == before
+        assert versions(cluster) == state
+        assert sum(before.values()) <= 2 * 15, before
+        assert cluster.get("deploy", "calm-engine")["metadata"]["annotations"]["foreign"] == "yes"
+    with operator(cluster, tmp_path) as process:
+        # A new process may apply once what is spelled in another way: writes that change nothing.
+        until(lambda: sum(process.metric("leadline_operator_reconciles_total").values()) >= 2)
+        assert versions(cluster) == state
+
+
+def test_a_change_of_ours_is_put_right_and_a_deleted_child_comes_back(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with operator(cluster, tmp_path) as process:
+        cluster.apply(service("held"))
+        until(lambda: is_ready(cluster, "held"), explain=process.text)
+        cluster.kubectl("delete", "pdb", "held-engine")
+        cluster.kubectl("patch", "svc", "held-engine", "-p", json.dumps({"spec": {"selector": {"x": "y"}}}))
+        until(lambda: cluster.get("pdb", "held-engine"), explain=process.text)
+
+        def selector() -> Any:
+            return cluster.get("svc", "held-engine")["spec"]["selector"]
+
+        until(lambda: selector().get("serving.leadline.io/service") == "held", explain=process.text)
+
+
+def test_kubectl_scale_and_the_scale_subresource_work(cluster: Cluster, tmp_path: Path) -> None:
+    with operator(cluster, tmp_path) as process:
+        cluster.apply(service("wide"))
+        until(lambda: is_ready(cluster, "wide"), explain=process.text)
+        cluster.kubectl("scale", "isvc", "wide", "--replicas=3")
+        until(lambda: cluster.get("isvc", "wide")["status"]["readyReplicas"] == 3, explain=process.text)
+        path = (
+            f"/apis/serving.leadline.io/v1alpha1/namespaces/{cluster.namespace}/inferenceservices/wide/scale"
+        )
+        scale = json.loads(cluster.kubectl("get", "--raw", path, namespaced=False))
+        assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (3, 3)
+        assert len(cluster.items("pods", "-l", scale["status"]["selector"])) == 3
+        cluster.kubectl("scale", "isvc", "wide", "--replicas=0")
+        until(lambda: cluster.ready("wide").get("reason") == "ScaledToZero", explain=process.text)
+
+
+FAILURES = {
+    "ImagePullFailed": {"image": "leadline/not-there:1"},
+    "CrashLoop": {"command": "echo something broke; exit 3"},
+    "ModelNotFound": {
+        "command": "echo 'leadline: no model at /model/x: the path does not exist' >&2; exit 1"
+    },
+    "InsufficientGPU": {
+        "accelerator": {"type": "gpu", "resourceName": "example.com/gpu"},
+        "tensorParallel": 2,
+    },
+    "ConfigFailed": {"tokenSecretRef": {"name": "not-there"}},
+    "Unschedulable": {"model": "pvc://not-there/llama"},
+    "PodsRefused": {"podTemplate": {"spec": {"hostNetwork": True}}},
+    "LoadingWeights": {"command": "sleep 1000"},
+}
+
+
+def test_what_keeps_pods_from_serving_is_said_within_seconds_and_as_an_event(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with operator(cluster, tmp_path) as process:
+        names = {reason: reason.lower() for reason in FAILURES}
+        cluster.apply(*(service(names[reason], **spec) for reason, spec in FAILURES.items()))
+        for reason, name in names.items():
+            until(
+                lambda reason=reason, name=name: cluster.ready(name).get("reason") == reason,
+                30,
+                lambda name=name: (name, cluster.ready(name), cluster.items("pods")),
+            )
+            assert cluster.ready(name)["status"] == "False"
+        said = {(one["involvedObject"]["name"], one["reason"]) for one in cluster.items("events")}
+        assert {(name, reason) for reason, name in names.items()} <= said
+        assert "exit code 3: something broke" in cluster.ready("crashloop")["message"]
+        assert "fault of the operator" not in process.text()
+
+
+def test_a_rollout_without_a_spare_gpu_goes_through(cluster: Cluster, tmp_path: Path) -> None:
+    """P3: every GPU of the cluster is taken by the old pods, and the new image still gets in."""
+    resource = "example.com/rollout-gpu"
+    node = json.loads(cluster.kubectl("get", "nodes", "-o", "json", namespaced=False))["items"][0]
+    patch = {part: {resource: "2"} for part in ("capacity", "allocatable")}
+    cluster.kubectl(
+        *("patch", "node", node["metadata"]["name"], "--subresource=status", "--type=merge"),
+        *("-p", json.dumps({"status": patch})),
+        namespaced=False,
+    )
+    full = {"replicas": 2, "accelerator": {"type": "gpu", "resourceName": resource}}
+    with operator(cluster, tmp_path) as process:
+        cluster.apply(service("full", **full))
+        until(lambda: is_ready(cluster, "full"), explain=process.text)
+        cluster.apply(service("full", **full, servedName="new"))
+        until(lambda: not is_ready(cluster, "full"), explain=process.text)
+        until(lambda: is_ready(cluster, "full"), explain=process.text)
+        # With a surge instead there is no place for the new pod, and the status says so.
+        surge = {"maxSurge": 1, "maxUnavailable": 0, "drainSeconds": 0}
+        cluster.apply(service("full", **full, servedName="newer", rollout=surge))
+        until(lambda: cluster.ready("full").get("reason") == "RolloutBlocked", explain=process.text)
+        conditions = {
+            one["type"]: one["status"] for one in cluster.get("isvc", "full")["status"]["conditions"]
+        }
+        assert conditions["ModelAvailable"] == "True"
+
+
+def test_an_operator_that_is_killed_at_random_moments_converges(cluster: Cluster, tmp_path: Path) -> None:
+    draw = random.Random(7)
+    names = [f"k{number}" for number in range(6)]
+    process = OperatorProcess(cluster, tmp_path).wait_ready()
+    try:
+        for number, name in enumerate(names):
+            cluster.apply(service(name, replicas=1 + number % 2, engine={"warmupPrompts": [name]}))
+            time.sleep(draw.random() * 0.4)  # the moment of the kill is the input of this test, not a wait
+            process.stop(signal.SIGKILL)
+            process = OperatorProcess(cluster, tmp_path).wait_ready()
+        until(lambda: all(is_ready(cluster, name) for name in names), 120, process.text)
+        for number, name in enumerate(names):
+            mine = cluster.items(f"pods,{CHILDREN}", "-l", f"serving.leadline.io/service={name}")
+            kinds = [one["kind"] for one in mine]
+            assert sorted(set(kinds) - {"Pod"}) == sorted(kind for kind in kinds if kind != "Pod")
+            assert kinds.count("Pod") == 1 + number % 2
+    finally:
+        process.stop()
+
+
+def test_of_two_replicas_one_acts_and_the_other_takes_over(cluster: Cluster, tmp_path: Path) -> None:
+    with operator(cluster, tmp_path) as one, operator(cluster, tmp_path) as two:
+        cluster.apply(service("first"))
+        until(lambda: is_ready(cluster, "first"), explain=one.text)
+        leading = [process.metric("leadline_operator_leading")[""] for process in (one, two)]
+        assert sorted(leading) == [0.0, 1.0]
+        leader, follower = (one, two) if leading[0] else (two, one)
+        assert leader.writes()
+        assert not follower.writes()
+        leader.stop(signal.SIGKILL)
+        cluster.apply(service("second"))
+        until(lambda: is_ready(cluster, "second"), explain=follower.text)
+        assert follower.metric("leadline_operator_leading")[""] == 1.0
+        # Nothing was done twice: the first one's objects are as the dead leader left them.
+        assert len(cluster.items("deploy")) == 2
+
+
+def test_a_horizontal_pod_autoscaler_finds_what_it_needs(cluster: Cluster, tmp_path: Path) -> None:
+    with operator(cluster, tmp_path) as process:
+        cluster.apply(service("auto"))
+        until(lambda: is_ready(cluster, "auto"), explain=process.text)
+        target = {"apiVersion": "serving.leadline.io/v1alpha1", "kind": "InferenceService", "name": "auto"}
+        cluster.apply(
+            {
+                "apiVersion": "autoscaling/v2",
+                "kind": "HorizontalPodAutoscaler",
+                "metadata": {"name": "auto"},
+                "spec": {
+                    "scaleTargetRef": target,
+                    "minReplicas": 2,
+                    "maxReplicas": 3,
+                    "metrics": [
+                        {
+                            "type": "Resource",
+                            "resource": {
+                                "name": "cpu",
+                                "target": {"type": "Utilization", "averageUtilization": 50},
+                            },
+                        }
+                    ],
+                },
+            }
+        )
+
+        def scales() -> bool:
+            conditions = (cluster.get("hpa", "auto").get("status") or {}).get("conditions", [])
+            return any(one["type"] == "AbleToScale" and one["status"] == "True" for one in conditions)
+
+        until(scales, 60, lambda: cluster.get("hpa", "auto"))
+        until(lambda: cluster.get("isvc", "auto")["status"]["readyReplicas"] >= 2, 90, process.text)

@@ -1,0 +1,403 @@
+"""plan(): what each field of the spec does to the objects."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from operator_builders import (
+    GPU,
+    SETTINGS,
+    condition,
+    container,
+    deployment,
+    environment,
+    plan_of,
+    pod_spec,
+    wanted,
+)
+
+from leadline.protocol.isvc_types import InferenceServiceSpec
+
+
+def volume(spec: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(one for one in spec["volumes"] if one["name"] == name)
+
+
+# -- arguments of the engine: field of the spec → argument -------------------------------------------------
+
+ARGUMENTS = {
+    "a hub model is the engine's to fetch": ({}, "hf://Qwen/Qwen3-8B"),
+    "a claim's folder": ({"model": "pvc://models/llama/8b/"}, "/model/llama/8b"),
+    "a claim as a whole": ({"model": "pvc://models"}, "/model"),
+    "a folder of the image": ({"model": "file:///opt/model"}, "file:///opt/model"),
+    "the demo model": ({"model": "smollm2"}, "smollm2"),
+    "servedName left out": ({}, "--served-name=qwen"),
+    "servedName may be anything": ({"servedName": "Ünï/Code.X"}, "--served-name=Ünï/Code.X"),
+    "tensorParallel": ({"tensorParallel": 4}, "--tensor-parallel=4"),
+    "drainSeconds": ({"rollout": {"drainSeconds": 7}}, "--drain-timeout=7"),
+    "accelerator.type gpu": ({"accelerator": {"type": "gpu"}}, "--device=cuda"),
+    "accelerator.type cpu": ({"accelerator": {"type": "cpu"}}, "--device=cpu"),
+    "maxModelLen": ({"engine": {"maxModelLen": 4096}}, "--max-model-len=4096"),
+    "blockSize": ({"engine": {"blockSize": 32}}, "--block-size=32"),
+    "gpuMemoryUtilization": ({"engine": {"gpuMemoryUtilization": 0.8}}, "--gpu-memory-utilization=0.8"),
+    "dtype": ({"engine": {"dtype": "bfloat16"}}, "--dtype=bfloat16"),
+    "maxConcurrentRequests": ({"engine": {"maxConcurrentRequests": 9}}, "--max-concurrent-requests=9"),
+    "extraArgs": ({"engine": {"extraArgs": ["--prefill-chunk=64"]}}, "--prefill-chunk=64"),
+    "warmupPrompts": ({"engine": {"warmupPrompts": ["Hi"]}}, "--warmup-file=/etc/leadline/warmup.txt"),
+}
+
+
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_the_engine_is_told(case: str) -> None:
+    spec, argument = ARGUMENTS[case]
+    assert argument in container(plan_of(spec))["args"]
+
+
+def test_the_engine_accepts_every_argument_the_operator_may_write() -> None:
+    import argparse
+
+    from leadline.cli.serve import add_arguments
+
+    everything = {
+        "engine": {
+            "maxModelLen": 64,
+            "blockSize": 32,
+            "gpuMemoryUtilization": 0.5,
+            "dtype": "float32",
+            "maxConcurrentRequests": 2,
+            "warmupPrompts": ["Hi"],
+        },
+        "rollout": {"drainSeconds": 3},
+    }
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_arguments(parser)
+    command, *arguments = container(plan_of(everything))["args"]
+    assert command == "serve"
+    parsed = parser.parse_args(arguments)
+    assert (parsed.port, parsed.max_model_len, parsed.drain_timeout) == (8000, 64, 3.0)
+
+
+# -- pod template ------------------------------------------------------------------------------------------
+
+
+def test_each_pod_asks_for_as_many_accelerators_as_the_model_is_spread_over() -> None:
+    resources = container(plan_of({"tensorParallel": 4}))["resources"]
+    assert resources == {"limits": {GPU: "4"}, "requests": {GPU: "4"}}
+
+
+def test_another_accelerator_is_asked_for_by_its_own_name() -> None:
+    made = plan_of({"accelerator": {"resourceName": "amd.com/gpu"}})
+    assert container(made)["resources"]["limits"] == {"amd.com/gpu": "1"}
+
+
+def test_a_cpu_service_asks_for_no_accelerator_and_takes_the_cpu_image() -> None:
+    engine = container(plan_of({"accelerator": {"type": "cpu"}}))
+    assert "resources" not in engine
+    assert engine["image"] == "engine-cpu:1"
+
+
+def test_the_operators_default_decides_where_a_service_that_does_not_say_runs() -> None:
+    assert container(plan_of())["image"] == "engine:1"
+    assert container(plan_of(settings=replace(SETTINGS, accelerator="cpu")))["image"] == "engine-cpu:1"
+
+
+def test_the_services_image_goes_before_the_operators() -> None:
+    assert container(plan_of({"image": "mine:2"}))["image"] == "mine:2"
+
+
+def test_node_selector_tolerations_runtime_class_and_priority_reach_the_pod() -> None:
+    spec = pod_spec(
+        plan_of(
+            {
+                "accelerator": {
+                    "nodeSelector": {"gpu": "h200"},
+                    "tolerations": [{"key": GPU, "operator": "Exists", "tolerationSeconds": 3}],
+                    "runtimeClassName": "nvidia",
+                },
+                "priorityClassName": "high",
+            }
+        )
+    )
+    assert spec["nodeSelector"] == {"gpu": "h200"}
+    assert spec["tolerations"] == [{"key": GPU, "operator": "Exists", "tolerationSeconds": 3}]
+    assert (spec["runtimeClassName"], spec["priorityClassName"]) == ("nvidia", "high")
+
+
+def test_ranks_get_shared_memory_and_meet_over_loopback() -> None:
+    made = plan_of({"tensorParallel": 8})
+    assert volume(pod_spec(made), "shm")["emptyDir"] == {"medium": "Memory", "sizeLimit": "5Gi"}
+    assert {"name": "shm", "mountPath": "/dev/shm"} in container(made)["volumeMounts"]
+    assert environment(made)["NCCL_SOCKET_IFNAME"] == "lo"
+    assert "NCCL_SOCKET_IFNAME" not in environment(plan_of())
+
+
+def test_a_long_load_is_allowed_for_and_bounded() -> None:
+    engine = container(plan_of({"engine": {"startupSeconds": 601}}))
+    probe = engine["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 602
+    assert probe["httpGet"]["path"] == engine["readinessProbe"]["httpGet"]["path"] == "/ready"
+    assert engine["livenessProbe"]["httpGet"]["path"] == "/health"
+    made = wanted(plan_of({"engine": {"startupSeconds": 601}}), "Deployment")
+    assert made["spec"]["progressDeadlineSeconds"] > 601
+
+
+def test_a_leaving_pod_has_time_to_leave_the_endpoints_drain_and_end() -> None:
+    made = plan_of({"rollout": {"drainSeconds": 100}})
+    pause = container(made)["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod_spec(made)["terminationGracePeriodSeconds"] > 100 + pause > 100
+
+
+def test_the_pod_meets_the_restricted_level_of_pod_security() -> None:
+    made = plan_of()
+    spec, engine = pod_spec(made), container(made)
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert engine["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert spec["automountServiceAccountToken"] is False
+    assert {"hostNetwork", "hostIPC", "hostPID"}.isdisjoint(spec)
+
+
+def test_the_hubs_token_comes_from_the_secret() -> None:
+    made = plan_of({"tokenSecretRef": {"name": "hub"}})
+    assert environment(made)["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+
+
+def test_aliases_reach_the_engine() -> None:
+    assert environment(plan_of({"aliases": ["a", "B/c"]}))["LEADLINE_ALIASES"] == "a,B/c"
+
+
+def test_a_pods_identity_for_gateways_is_its_own() -> None:
+    made = environment(plan_of())
+    assert made["LEADLINE_SERVICE"] == "team/qwen"
+    assert made["LEADLINE_POD_NAME"]["fieldRef"]["fieldPath"] == "metadata.name"
+    assert made["LEADLINE_ADVERTISE_ADDRESS"] == "$(POD_IP):8000"
+
+
+def test_a_models_claim_is_mounted_read_only() -> None:
+    made = plan_of({"model": "pvc://models/llama"})
+    claim = {"claimName": "models", "readOnly": True}
+    assert volume(pod_spec(made), "model")["persistentVolumeClaim"] == claim
+    assert {"name": "model", "mountPath": "/model", "readOnly": True} in container(made)["volumeMounts"]
+
+
+def test_warmup_prompts_become_a_file_and_a_change_of_them_starts_pods_anew() -> None:
+    one, two = ({"engine": {"warmupPrompts": prompts}} for prompts in (["Hi"], ["Hi", "You are"]))
+    assert wanted(plan_of(two), "ConfigMap")["data"] == {"warmup.txt": "Hi\nYou are\n"}
+    templates = [wanted(plan_of(spec), "Deployment")["spec"]["template"] for spec in (one, two)]
+    assert templates[0]["metadata"]["annotations"] != templates[1]["metadata"]["annotations"]
+    assert not [made for made in plan_of().desired or [] if made["kind"] == "ConfigMap"]
+
+
+def test_a_cache_becomes_a_claim_of_the_pods() -> None:
+    made = plan_of({"cache": {"size": "5Gi", "storageClass": "fast", "accessMode": "ReadWriteMany"}})
+    assert wanted(made, "PersistentVolumeClaim")["spec"] == {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": "5Gi"}},
+        "storageClassName": "fast",
+    }
+    assert volume(pod_spec(made), "cache")["persistentVolumeClaim"] == {"claimName": "qwen-engine"}
+    assert volume(pod_spec(plan_of()), "cache")["emptyDir"] == {}
+
+
+def test_the_pod_template_patch_has_the_last_word_but_not_over_the_selector() -> None:
+    made = plan_of(
+        {
+            "podTemplate": {
+                "metadata": {"labels": {"team": "x", "serving.leadline.io/service": "other"}},
+                "spec": {
+                    "containers": [
+                        {
+                            "name": "engine",
+                            "env": [{"name": "HOME", "value": "/home"}],
+                            "resources": {"limits": {"cpu": "4"}},
+                        },
+                        {"name": "sidecar", "image": "s:1"},
+                    ]
+                },
+            }
+        }
+    )
+    template = wanted(made, "Deployment")["spec"]["template"]
+    assert template["metadata"]["labels"]["team"] == "x"
+    assert template["metadata"]["labels"]["serving.leadline.io/service"] == "qwen"
+    engine, sidecar = template["spec"]["containers"]
+    assert sidecar == {"name": "sidecar", "image": "s:1"}
+    assert {"name": "HOME", "value": "/home"} in engine["env"]
+    assert engine["resources"]["limits"] == {GPU: "1", "cpu": "4"}
+
+
+# -- the other objects -------------------------------------------------------------------------------------
+
+
+def test_by_default_a_rollout_deletes_before_it_creates() -> None:
+    strategy = wanted(plan_of(), "Deployment")["spec"]["strategy"]
+    assert strategy["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    asked = plan_of({"rollout": {"maxSurge": "25%", "maxUnavailable": 0}})
+    strategy = wanted(asked, "Deployment")["spec"]["strategy"]
+    assert strategy["rollingUpdate"] == {"maxSurge": "25%", "maxUnavailable": 0}
+
+
+@pytest.mark.parametrize(
+    ("spec", "replicas"),
+    [
+        ({}, 1),
+        ({"replicas": 0}, 0),
+        ({"replicas": 3}, 3),
+        ({"replicas": 1, "autoscaling": {"min": 2, "max": 4}}, 2),
+        ({"replicas": 3, "autoscaling": {"min": 2, "max": 4}}, 3),
+        ({"replicas": 9, "autoscaling": {"min": 2, "max": 4}}, 4),
+    ],
+)
+def test_replicas_are_what_is_asked_for_within_the_autoscalers_limits(
+    spec: dict[str, Any], replicas: int
+) -> None:
+    made = plan_of(spec)
+    assert wanted(made, "Deployment")["spec"]["replicas"] == replicas
+    assert made.status["desiredReplicas"] == replicas
+
+
+def test_replicas_are_left_alone_when_an_autoscaler_scales_the_deployment_itself() -> None:
+    children = deployment(5)
+    (child,) = children.values()
+    child["metadata"]["managedFields"] = [
+        {
+            "manager": "kube-controller-manager",
+            "subresource": "scale",
+            "fieldsV1": {"f:spec": {"f:replicas": {}}},
+        }
+    ]
+    made = plan_of({"replicas": 1}, children=children)
+    assert "replicas" not in wanted(made, "Deployment")["spec"]
+    assert made.status["desiredReplicas"] == 5
+
+
+def test_a_headless_service_with_our_label_leads_gateways_to_the_pods() -> None:
+    made = wanted(plan_of(), "Service")
+    assert made["spec"]["clusterIP"] == "None"
+    assert made["metadata"]["labels"]["serving.leadline.io/service"] == "qwen"
+    template = wanted(plan_of(), "Deployment")["spec"]["template"]
+    assert made["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+
+
+def test_node_drains_take_one_pod_at_a_time() -> None:
+    made = wanted(plan_of(), "PodDisruptionBudget")["spec"]
+    assert (made["maxUnavailable"], made["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+
+
+def test_only_the_gateway_the_operator_and_monitoring_may_reach_a_pod() -> None:
+    settings = replace(SETTINGS, gateway_namespace="gw", monitoring_namespace="prom")
+    (rule,) = wanted(plan_of(settings=settings), "NetworkPolicy")["spec"]["ingress"]
+    spaces = [one["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] for one in rule["from"]]
+    assert spaces == ["gw", "system", "prom"]
+    assert rule["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "gateway"
+    assert rule["ports"] == [{"port": 8000, "protocol": "TCP"}]
+    off = plan_of(settings=replace(SETTINGS, network_policies=False))
+    assert "NetworkPolicy" not in [one["kind"] for one in off.desired or []]
+
+
+def test_a_redis_url_with_a_password_goes_through_a_secret_and_its_change_starts_pods_anew() -> None:
+    plain = plan_of(settings=replace(SETTINGS, redis_url="redis://valkey:6379"))
+    assert environment(plain)["LEADLINE_REDIS_URL"] == "redis://valkey:6379"
+    made = [
+        plan_of(settings=replace(SETTINGS, redis_url=f"redis://:{password}@valkey:6379"))
+        for password in ("s3cret", "0ther")
+    ]
+    reference = {"secretKeyRef": {"name": "qwen-redis", "key": "url"}}
+    assert environment(made[0])["LEADLINE_REDIS_URL"] == reference
+    assert wanted(made[0], "Secret")["stringData"] == {"url": "redis://:s3cret@valkey:6379"}
+    assert "s3cret" not in str([one for one in made[0].desired or [] if one["kind"] != "Secret"])
+    first, second = (wanted(one, "Deployment")["spec"]["template"]["metadata"]["annotations"] for one in made)
+    assert first != second
+
+
+def test_everything_is_owned_by_the_service_and_nothing_has_a_finalizer() -> None:
+    made = plan_of({"cache": {"size": "1Gi"}, "engine": {"warmupPrompts": ["Hi"]}})
+    assert len(made.desired or []) == 7
+    for one in made.desired or []:
+        (owner,) = one["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"]) == ("uid-1", True)
+        assert "finalizers" not in one["metadata"]
+        assert one["metadata"]["namespace"] == "team"
+
+
+@pytest.mark.parametrize("served", ["Qwen/Qwen3-8B", "A" * 200, "模型", "a.b/c:d@e"])
+def test_labels_and_names_do_not_depend_on_what_the_model_is_called(served: str) -> None:
+    made = plan_of({"servedName": served, "aliases": [served + "x"]})
+    for one in made.desired or []:
+        assert (
+            one["metadata"]["labels"].items() == wanted(plan_of(), one["kind"])["metadata"]["labels"].items()
+        )
+        assert one["metadata"]["name"] == wanted(plan_of(), one["kind"])["metadata"]["name"]
+
+
+def test_planning_is_a_function_of_its_input() -> None:
+    assert plan_of({"replicas": 2}).desired == plan_of({"replicas": 2}).desired
+
+
+def test_what_is_no_longer_wanted_is_deleted_and_what_others_own_is_not() -> None:
+    def config_map(name: str, owner: str) -> dict[str, Any]:
+        owners = [{"uid": owner, "controller": True}]
+        return {"kind": "ConfigMap", "metadata": {"name": name, "uid": name, "ownerReferences": owners}}
+
+    children = {
+        ("ConfigMap", "qwen-engine"): config_map("qwen-engine", "uid-1"),
+        ("ConfigMap", "other"): config_map("other", "uid-2"),
+    }
+    made = plan_of(children=children)
+    assert [one["metadata"]["name"] for one in made.delete] == ["qwen-engine"]
+
+
+def test_an_object_of_our_name_that_belongs_to_somebody_else_is_not_taken_over() -> None:
+    theirs = {"kind": "Service", "metadata": {"name": "qwen-engine", "uid": "u", "labels": {}}}
+    made = plan_of(children={("Service", "qwen-engine"): theirs})
+    assert made.desired is None
+    assert condition(made)["reason"] == "NameTaken"
+    assert "Service qwen-engine" in condition(made)["message"]
+
+
+def test_a_spec_that_cannot_be_read_or_cannot_work_is_a_condition_and_touches_nothing() -> None:
+    unreadable = plan_of({"replicas": "three"})
+    assert unreadable.desired is None
+    assert condition(unreadable)["reason"] == "InvalidSpec"
+    assert "replicas" in condition(unreadable)["message"]
+    split = plan_of({"tensorParallel": 2}, settings=replace(SETTINGS, accelerator="cpu"))
+    assert split.desired is None
+    assert "accelerator.type" in condition(split)["message"]
+
+
+def test_every_field_of_the_spec_is_covered_here() -> None:
+    """A new field must come with a case: its JSON name stands in this file."""
+    text = Path(__file__).read_text(encoding="utf-8")
+
+    def names(struct: type[msgspec.Struct]) -> list[str]:
+        found = []
+        for field in msgspec.structs.fields(struct):
+            found.append(field.encode_name)
+            for part in (field.type, *getattr(field.type, "__args__", ())):
+                if isinstance(part, type) and issubclass(part, msgspec.Struct):
+                    found += names(part)
+        return found
+
+    # quantization has one value so far; targetConcurrency is the autoscaler's.
+    missing = [name for name in names(InferenceServiceSpec) if f'"{name}"' not in text]
+    assert set(missing) <= {"quantization", "targetConcurrency", "effect", "value"}
+
+
+def test_the_url_is_the_gateways_where_there_is_one() -> None:
+    assert plan_of().status["url"] == "http://qwen-engine.team.svc:8000/v1"
+    made = plan_of(settings=replace(SETTINGS, gateway_url="https://llm.example.com/"))
+    assert made.status["url"] == "https://llm.example.com/v1"
+
+
+def test_the_status_carries_what_scale_needs() -> None:
+    made = plan_of({"replicas": 2})
+    assert made.status["selector"] == "app.kubernetes.io/component=engine,serving.leadline.io/service=qwen"
+    assert (made.status["replicas"], made.status["observedGeneration"]) == (0, 1)

@@ -1,0 +1,260 @@
+"""Conditions and events, from pod statuses as kubelet and scheduler write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from operator_builders import (
+    NOW,
+    SETTINGS,
+    condition,
+    deployment,
+    ended,
+    plan_of,
+    pod,
+    running,
+    service,
+    unschedulable,
+    waiting,
+)
+
+from leadline.operator.observed import Observed
+from leadline.operator.plan import plan
+
+NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available."
+
+# case → (container status, reason, part of the message)
+CONTAINERS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "the image does not exist": (
+        waiting("ErrImagePull", 'failed to pull image "engine:1": not found'),
+        "ImagePullFailed",
+        "not found",
+    ),
+    "the kubelet backs off from pulling": (
+        waiting("ImagePullBackOff", "Back-off"),
+        "ImagePullFailed",
+        "engine:1",
+    ),
+    "the image may not be pulled": (waiting("ErrImageNeverPull", "policy Never"), "ImagePullFailed", "Never"),
+    "the image's name is wrong": (waiting("InvalidImageName", "couldn't parse"), "ImagePullFailed", "parse"),
+    "a secret is missing": (
+        waiting("CreateContainerConfigError", 'secret "hub" not found'),
+        "ConfigFailed",
+        'secret "hub" not found',
+    ),
+    "the command is missing": (waiting("RunContainerError", "no such file"), "ConfigFailed", "no such file"),
+    "a crash": (
+        waiting("CrashLoopBackOff", "back-off 10s", last=ended(1, "Traceback\nKeyError: 'x'")),
+        "CrashLoop",
+        "KeyError: 'x'",
+    ),
+    "a crash without a word": (
+        waiting("CrashLoopBackOff", "", last=ended(139)),
+        "CrashLoop",
+        "exit code 139",
+    ),
+    "a crash, and running again": (running(restarts=1, last=ended(1, "boom")), "CrashLoop", "boom"),
+    "an end in good order, again and again": (
+        waiting("CrashLoopBackOff", "", last=ended(0, reason="Completed")),
+        "CrashLoop",
+        "again and again",
+    ),
+    "killed at the memory limit": (
+        waiting("CrashLoopBackOff", "", last=ended(137, reason="OOMKilled")),
+        "OutOfMemory",
+        "memory limit",
+    ),
+    "GPU memory": (
+        waiting(
+            "CrashLoopBackOff", "", last=ended(1, "leadline: the weights do not fit: lower max_model_len")
+        ),
+        "OutOfMemory",
+        "lower max_model_len",
+    ),
+    "being created": (waiting("ContainerCreating"), "CreatingPods", "being made"),
+    "starting": (running(), "LoadingWeights", "the engine is starting"),
+}
+
+
+@pytest.mark.parametrize("case", CONTAINERS)
+def test_a_container_says_why(case: str) -> None:
+    status, reason, part = CONTAINERS[case]
+    made = plan_of(children=deployment(), pods=[pod(containerStatuses=[status])])
+    ready = condition(made)
+    assert (ready["status"], ready["reason"]) == ("False", reason)
+    assert part in ready["message"]
+    assert ready["message"].startswith("p1: ")
+    (event,) = made.events
+    assert (event.reason, event.message) == (reason, ready["message"])
+    assert event.warning == (reason not in ("CreatingPods", "LoadingWeights"))
+
+
+def _sentence_of(name: str) -> str:
+    """What `leadline serve` really prints for a model that is not there."""
+    from leadline.engine.errors import LeadlineError
+    from leadline.engine.hub import resolve_model
+
+    with pytest.raises(LeadlineError) as caught:
+        resolve_model(name)
+    return f"some log line\nleadline: {caught.value}"
+
+
+@pytest.mark.parametrize(
+    "name", ["file:///nowhere", "hf://org", "hf://org/not-in-the-cache", "s3://x/y", "nope"]
+)
+def test_the_engines_own_sentences_are_understood_as_model_not_found(name: str) -> None:
+    status = waiting("CrashLoopBackOff", "", last=ended(1, _sentence_of(name)))
+    made = plan_of(children=deployment(), pods=[pod(containerStatuses=[status])])
+    assert condition(made)["reason"] == "ModelNotFound"
+    assert "some log line" not in condition(made)["message"]
+
+
+def test_a_folder_that_is_no_model_is_model_not_found(tmp_path: Path) -> None:
+    status = waiting("CrashLoopBackOff", "", last=ended(1, _sentence_of(f"file://{tmp_path}")))
+    made = plan_of(children=deployment(), pods=[pod(containerStatuses=[status])])
+    assert condition(made)["reason"] == "ModelNotFound"
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "hf://meta/llama is gated: ask for access on its model page, then set HF_TOKEN to a token of that account",
+        "the hub refused the token for hf://a/b (HTTP 401); check HF_TOKEN",
+    ],
+)
+def test_a_refused_token_is_unauthorized(sentence: str) -> None:
+    status = waiting("CrashLoopBackOff", "", last=ended(1, f"leadline: {sentence}\n"))
+    made = plan_of(children=deployment(), pods=[pod(containerStatuses=[status])])
+    assert condition(made)["reason"] == "Unauthorized"
+
+
+def test_a_failing_init_container_says_why_too() -> None:
+    init = {
+        "name": "fetch",
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": ended(2)},
+    }
+    made = plan_of(
+        children=deployment(),
+        pods=[pod(initContainerStatuses=[init], containerStatuses=[waiting("PodInitializing")])],
+    )
+    assert condition(made)["message"] == "p1: fetch ended with exit code 2"
+
+
+def test_no_node_with_enough_gpus() -> None:
+    made = plan_of(children=deployment(), pods=[unschedulable(NO_GPU)])
+    assert condition(made)["reason"] == "InsufficientGPU"
+    assert "nvidia.com/gpu" in condition(made)["message"]
+    assert condition(made, "Progressing")["status"] == "False"
+
+
+def test_another_reason_not_to_be_scheduled_is_not_called_a_lack_of_gpus() -> None:
+    made = plan_of(children=deployment(), pods=[unschedulable('persistentvolumeclaim "models" not found')])
+    assert condition(made)["reason"] == "Unschedulable"
+
+
+def test_pods_that_the_api_server_refuses() -> None:
+    refusal = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "message": 'violates PodSecurity "restricted:latest"',
+    }
+    made = plan_of(children=deployment(1, 0, conditions=[refusal]))
+    assert condition(made)["reason"] == "PodsRefused"
+    assert "PodSecurity" in condition(made)["message"]
+
+
+def test_loading_says_how_far_in_tens_of_percent() -> None:
+    messages = set()
+    for percent in (41, 44.5, 49):
+        progress = {"uid-p1": f"loading weights {percent}%"}
+        made = plan_of(children=deployment(), pods=[pod()], progress=progress)
+        assert condition(made)["reason"] == "LoadingWeights"
+        messages.add(condition(made)["message"])
+        assert made.requeue is not None
+    assert messages == {"p1: loading weights 40%"}
+
+
+def test_ready_when_all_wanted_pods_of_the_newest_template_are() -> None:
+    made = plan_of({"replicas": 2}, children=deployment(2), pods=[pod("a", ready=True), pod("b", ready=True)])
+    assert (condition(made)["status"], condition(made)["reason"]) == ("True", "Ready")
+    assert condition(made, "ModelAvailable")["status"] == "True"
+    assert (made.status["readyReplicas"], made.status["replicas"]) == (2, 2)
+    assert made.requeue is None
+
+
+def test_one_crashing_pod_of_two_is_not_ready_but_the_model_is_available() -> None:
+    crash = pod("b", containerStatuses=[waiting("CrashLoopBackOff", "", last=ended(1, "boom"))])
+    made = plan_of({"replicas": 2}, children=deployment(2), pods=[pod("a", ready=True), crash])
+    assert (condition(made)["status"], condition(made)["reason"]) == ("False", "CrashLoop")
+    assert condition(made, "ModelAvailable")["status"] == "True"
+
+
+def test_what_a_person_must_act_on_goes_before_what_passes() -> None:
+    pods = [pod("a"), unschedulable(NO_GPU, "b"), pod("c", containerStatuses=[waiting("ErrImagePull", "x")])]
+    assert (
+        condition(plan_of({"replicas": 3}, children=deployment(3), pods=pods))["reason"] == "ImagePullFailed"
+    )
+
+
+def test_pods_on_their_way_out_do_not_count() -> None:
+    leaving = pod("old", ready=True)
+    leaving["metadata"]["deletionTimestamp"] = "2026-11-30T11:00:00Z"
+    made = plan_of(children=deployment(), pods=[leaving])
+    assert (made.status["replicas"], made.status["readyReplicas"]) == (0, 0)
+    assert condition(made)["reason"] == "CreatingPods"
+
+
+def test_zero_replicas() -> None:
+    made = plan_of({"replicas": 0}, children=deployment(0))
+    assert (condition(made)["status"], condition(made)["reason"]) == ("False", "ScaledToZero")
+
+
+def test_a_rollout_says_how_far_it_is() -> None:
+    pods = [pod("a", ready=True), pod("b")]
+    made = plan_of({"replicas": 2}, children=deployment(2, updated=1, total=2), pods=pods)
+    assert condition(made)["reason"] == "RollingOut"
+    assert condition(made)["message"].startswith("1 of 2 pods run the newest template")
+    assert condition(made, "ModelAvailable")["status"] == "True"
+
+
+def test_a_rollout_whose_new_pod_finds_no_gpu_is_blocked() -> None:
+    pods = [pod("a", ready=True), unschedulable(NO_GPU, "b")]
+    made = plan_of({"replicas": 1}, children=deployment(1, updated=1, total=2), pods=pods)
+    assert condition(made)["reason"] == "RolloutBlocked"
+    assert "maxSurge" in condition(made)["message"]
+    assert condition(made, "ModelAvailable")["status"] == "True"
+
+
+def test_a_rollout_past_its_deadline_is_blocked() -> None:
+    late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    made = plan_of(
+        {"replicas": 2},
+        children=deployment(2, updated=1, total=2, conditions=[late]),
+        pods=[pod("a", ready=True), pod("b")],
+    )
+    assert condition(made)["reason"] == "RolloutBlocked"
+
+
+def test_a_status_that_the_controller_has_not_brought_up_to_date_is_not_believed() -> None:
+    children = deployment(1)
+    (child,) = children.values()
+    child["metadata"]["generation"] = 4
+    assert condition(plan_of(children=children, pods=[pod(ready=True)]))["status"] == "False"
+
+
+def test_the_time_of_a_transition_moves_only_with_the_status_and_events_only_with_the_reason() -> None:
+    first = plan_of(children=deployment(), pods=[pod()])
+    old = service(status=first.status)
+    later = NOW.replace(hour=13)
+    again = plan(Observed(old, deployment(), [pod()], {}, later), SETTINGS)
+    assert again.status == first.status
+    assert again.events == []
+    crash = pod(containerStatuses=[waiting("CrashLoopBackOff", "", last=ended(1, "boom"))])
+    crashed = plan(Observed(old, deployment(), [crash], {}, later), SETTINGS)
+    assert condition(crashed)["lastTransitionTime"] == condition(first)["lastTransitionTime"]
+    assert [event.reason for event in crashed.events] == ["CrashLoop"]
+    ready = plan(Observed(old, deployment(), [pod(ready=True)], {}, later), SETTINGS)
+    assert condition(ready)["lastTransitionTime"] == "2026-11-30T13:00:00Z"
