@@ -32,8 +32,8 @@ _OUR_IMAGES = ("engine", "engine-cpu", "gateway", "operator", "valkey")
 
 
 def image(name: str) -> str:
-    """Where the cluster has an image of ours: LEADLINE_E2E_IMAGES, with `NAME` to be replaced. All engines here
-    run on the CPU."""
+    """Where the cluster has an image of ours: LEADLINE_E2E_IMAGES, with `NAME` to be replaced. Engines here
+    all run on the CPU."""
     assert name in _OUR_IMAGES
     name = "engine" if name == "engine-cpu" else name
     return os.environ.get("LEADLINE_E2E_IMAGES", "leadline/NAME:dev").replace("NAME", name)

@@ -16,7 +16,7 @@ host, port, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 try:
     socket.create_connection((host, port), seconds).close()
     print("reached")
-except TimeoutError:
+except (TimeoutError, ConnectionRefusedError):  # network plugins drop, or reject
     print("no answer")
 """
 PING = """

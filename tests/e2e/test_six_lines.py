@@ -20,8 +20,8 @@ ASK = """
 import sys, urllib.request
 try:
     print(urllib.request.urlopen(sys.argv[1], timeout=float(sys.argv[2])).status)
-except OSError as error:
-    print("timed out" if "timed out" in str(error) else error)
+except OSError as error:  # network plugins drop, or reject
+    print("no answer" if "timed out" in str(error) or "refused" in str(error) else error)
 """
 
 
@@ -64,9 +64,13 @@ def test_six_lines_answer_a_chat_and_deleting_them_leaves_nothing(cluster: Clust
         assert "Paris" in ask(gateway, "smollm2")
         print(f"answered {time.monotonic() - began:.1f} s after the apply")
 
-        # NetworkPolicy: the engine answers the gateway, as it just did, and nobody else.
+        # NetworkPolicy: the engine answers the gateway's pods and nobody else's.
         address = namespace.items("pods", "serving.leadline.io/service=smollm2")[0]["status"]["podIP"]
-        assert namespace.python("stranger", ASK, f"http://{address}:8000/health", "3").strip() == "timed out"
+        health = f"http://{address}:8000/health"
+        assert namespace.python("stranger", ASK, health, "3").strip() == "no answer"
+        assert system.python("neighbour", ASK, health, "3").strip() == "no answer"
+        gateways = {"app.kubernetes.io/instance": "r", "app.kubernetes.io/component": "gateway"}
+        assert system.python("as-gateway", ASK, health, "10", labels=gateways).strip() == "200"
         url = (namespace.get("isvc", "smollm2") or {})["status"]["url"]
         assert namespace.python("client", ASK, f"{url}/v1/models", "10").strip() == "200"
 
