@@ -1,8 +1,13 @@
 """Global settings of the tests, made before anything imports torch: no network, few threads."""
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from leadline.cli.valkey import EmbeddedValkey
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -35,3 +40,22 @@ def pytest_unconfigure(config: pytest.Config) -> None:
             "../shared/cluster/up.sh DIR, which prints the path)",
             yellow=True,
         )
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> "Iterator[EmbeddedValkey]":
+    from leadline.cli.valkey import EmbeddedValkey
+
+    with EmbeddedValkey.start() as server:
+        yield server
+
+
+@pytest.fixture
+def valkey(valkey_server: "EmbeddedValkey") -> "EmbeddedValkey":
+    """The Valkey server that all tests share: running and empty."""
+    import redis
+
+    if not valkey_server.running:
+        valkey_server.restart()
+    redis.Redis.from_url(valkey_server.url).flushall()
+    return valkey_server
