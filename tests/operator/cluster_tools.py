@@ -88,7 +88,8 @@ def service(name: str, command: str = SERVES, **spec: Any) -> dict[str, Any]:
     return {
         "apiVersion": "serving.leadline.io/v1alpha1",
         "kind": "InferenceService",
-        "metadata": {"name": name},
+        # Another operator may run in this cluster: it leaves these alone.
+        "metadata": {"name": name, "labels": {"serving.leadline.io/operator": "tested"}},
         "spec": {
             "model": "smollm2",
             "image": "local/busybox:1",
@@ -96,7 +97,9 @@ def service(name: str, command: str = SERVES, **spec: Any) -> dict[str, Any]:
             "podTemplate": {
                 "spec": {
                     "terminationGracePeriodSeconds": 1,
-                    "containers": [{**engine, "lifecycle": None, "imagePullPolicy": "IfNotPresent"}],
+                    "containers": [
+                        {**engine, "lifecycle": {"$patch": "delete"}, "imagePullPolicy": "IfNotPresent"}
+                    ],
                 }
             },
             **spec,
@@ -115,7 +118,7 @@ class OperatorProcess:
             [
                 *(sys.executable, "-m", "leadline.cli.main", "operator", "--accelerator=cpu"),
                 *(f"--namespace={cluster.namespace}", f"--own-namespace={cluster.namespace}"),
-                *(f"--port={self.port}", "--lease-seconds=3", *options),
+                *(f"--port={self.port}", "--lease-seconds=3", "--operator-name=tested", *options),
             ],
             cwd=ROOT,
             stdout=self._file,

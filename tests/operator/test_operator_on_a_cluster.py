@@ -213,6 +213,7 @@ FAILURES = {
     "Unschedulable": {"model": "pvc://not-there/llama"},
     "PodsRefused": {"podTemplate": {"spec": {"hostNetwork": True}}},
     "LoadingWeights": {"command": "sleep 1000"},
+    "ApplyRefused": {"podTemplate": {"spec": {"terminationGracePeriodSeconds": 1}}},
 }
 
 

@@ -35,6 +35,7 @@ def engine(patch: dict[str, Any]) -> dict[str, Any]:
         ({"nodeSelector": {"b": "2"}}, "nodeSelector", {"a": "1", "b": "2"}),
         ({"nodeSelector": {"a": None}}, "nodeSelector", {}),
         ({"nodeSelector": None}, "nodeSelector", None),
+        ({"nodeSelector": {"$patch": "delete"}}, "nodeSelector", None),
         ({"nodeSelector": {"$patch": "replace", "c": "3"}}, "nodeSelector", {"c": "3"}),
         ({"tolerations": [{"key": "y"}]}, "tolerations", [{"key": "y"}]),
         (

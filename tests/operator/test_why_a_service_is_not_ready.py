@@ -120,7 +120,7 @@ def test_a_folder_that_is_no_model_is_model_not_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "sentence",
     [
-        "hf://meta/llama is gated: ask for access on its model page, then set HF_TOKEN to a token of that account",
+        "hf://m/l is gated: ask for access on its model page, then set HF_TOKEN to a token of that account",
         "the hub refused the token for hf://a/b (HTTP 401); check HF_TOKEN",
     ],
 )
@@ -249,12 +249,12 @@ def test_the_time_of_a_transition_moves_only_with_the_status_and_events_only_wit
     first = plan_of(children=deployment(), pods=[pod()])
     old = service(status=first.status)
     later = NOW.replace(hour=13)
-    again = plan(Observed(old, deployment(), [pod()], {}, later), SETTINGS)
+    again = plan(Observed(old, deployment(), [pod()], now=later), SETTINGS)
     assert again.status == first.status
     assert again.events == []
     crash = pod(containerStatuses=[waiting("CrashLoopBackOff", "", last=ended(1, "boom"))])
-    crashed = plan(Observed(old, deployment(), [crash], {}, later), SETTINGS)
+    crashed = plan(Observed(old, deployment(), [crash], now=later), SETTINGS)
     assert condition(crashed)["lastTransitionTime"] == condition(first)["lastTransitionTime"]
     assert [event.reason for event in crashed.events] == ["CrashLoop"]
-    ready = plan(Observed(old, deployment(), [pod(ready=True)], {}, later), SETTINGS)
+    ready = plan(Observed(old, deployment(), [pod(ready=True)], now=later), SETTINGS)
     assert condition(ready)["lastTransitionTime"] == "2026-11-30T13:00:00Z"

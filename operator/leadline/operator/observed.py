@@ -19,6 +19,8 @@ class Observed:
     pods: list[dict[str, Any]] = field(default_factory=list)
     progress: dict[str, str] = field(default_factory=dict)
     """Pod uid → what its /ready said last, while it starts."""
+    refusal: str = ""
+    """What the API server said when it refused one of the objects that are wanted."""
     now: datetime | None = None
     """Time of condition changes, UTC."""
 

@@ -28,6 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--own-namespace", metavar="NAME", help="where the operator runs (default: the pod's)"
     )
     for name, metavar, text in (
+        ("operator-name", "NAME", "look only at services with the label serving.leadline.io/operator=NAME"),
         ("engine-image", "IMAGE", "image of GPU engines that name none"),
         ("engine-cpu-image", "IMAGE", "image of CPU engines that name none"),
         ("gateway-url", "URL", "base URL of the gateway, for status.url"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from leadline.operator.conditions import invalid_status, judge, make_status
+from leadline.operator.conditions import Verdict, invalid_status, judge, make_status
 from leadline.operator.names import HASH_ANNOTATION, MANAGED_BY
 from leadline.operator.objects import ServiceContext, network_objects, support_objects, workload_objects
 from leadline.operator.objects.context import digest
@@ -102,6 +102,8 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
     if context.replicas_owned_elsewhere and deployment is not None:
         wanted = int(deployment.get("spec", {}).get("replicas", wanted))
     verdict = judge(context, observed, wanted)
+    if observed.refusal:
+        verdict = Verdict(False, Reason.APPLY_REFUSED, observed.refusal, verdict.available, False)
     loading = verdict.progressing
     return Plan(
         desired=objects,

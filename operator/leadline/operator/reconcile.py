@@ -8,14 +8,17 @@ that it never acts for one that is gone or has changed.
 from __future__ import annotations
 
 import logging
+import time
 import uuid
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from leadline.operator.api import ApiClient, Conflict, NotFound
+from leadline.operator.api import ApiClient, ApiError, Conflict, NotFound
 from leadline.operator.drift import Echoes
 from leadline.operator.kinds import BY_KIND, SERVICE, Kind
-from leadline.operator.names import HASH_ANNOTATION
+from leadline.operator.names import HASH_ANNOTATION, OPERATOR_LABEL
+from leadline.operator.objects.context import digest
 from leadline.operator.observed import Observed
 from leadline.operator.plan import Event, Plan, plan
 from leadline.operator.progress import ProgressProbe
@@ -28,6 +31,7 @@ __all__ = ["Outcome", "Reconciler"]
 log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
+_REFUSAL_SECONDS = 60.0
 _EVENT = Kind("Event", "v1", "events")
 
 
@@ -37,6 +41,19 @@ class Outcome:
     UNCHANGED, CHANGED, GONE = "unchanged", "changed", "gone"
 
 
+@dataclass(slots=True, frozen=True)
+class _Refusal:
+    """The API server found an object invalid or forbidden. The same request would fail again, so it waits until the
+    wish is another or a minute has passed (a quota or a policy may have changed), and the status says it."""
+
+    message: str
+    wish: str
+    since: float
+
+    def is_over(self, wanted: list[Object]) -> bool:
+        return digest(wanted) != self.wish or time.monotonic() - self.since >= _REFUSAL_SECONDS
+
+
 class Reconciler:
     def __init__(
         self, api: ApiClient, store: Store, settings: OperatorSettings, probe: ProgressProbe | None = None
@@ -44,12 +61,14 @@ class Reconciler:
         self._api, self._store, self._settings = api, store, settings
         self._probe = probe
         self._echoes = Echoes()
+        self._refusals: dict[Key, _Refusal] = {}
 
     async def reconcile(self, key: Key) -> tuple[str, float | None]:
         """(outcome, seconds after which to look again although nothing has changed). Raises ApiError and
         aiohttp.ClientError for requests that failed; what was done before stays done."""
         service = self._store.service(key)
-        if service is None or service["metadata"].get("deletionTimestamp"):
+        if service is None or service["metadata"].get("deletionTimestamp") or not self._is_ours(service):
+            self._refusals.pop(key, None)
             return Outcome.GONE, None
         progress: dict[str, str] = {}
         made = self._plan(key, service, progress)
@@ -57,7 +76,8 @@ class Reconciler:
             progress = await self._probe.ask(self._store.pods(key))
             made = self._plan(key, service, progress)
         if not self._writes(key, service, made):
-            return Outcome.UNCHANGED, made.requeue
+            refusal = self._refusals.get(key)
+            return Outcome.UNCHANGED, made.requeue if refusal is None else _REFUSAL_SECONDS
         try:
             service = await self._api.get(SERVICE, *key)
         except NotFound:
@@ -73,6 +93,10 @@ class Reconciler:
         await self._report(service, made)
         return Outcome.CHANGED, made.requeue
 
+    def _is_ours(self, service: Object) -> bool:
+        labels = service["metadata"].get("labels") or {}
+        return bool(labels.get(OPERATOR_LABEL, "") == self._settings.operator_name)
+
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _plan(self, key: Key, service: Object, progress: dict[str, str]) -> Plan:
@@ -82,6 +106,7 @@ class Reconciler:
                 self._store.children(key),
                 self._store.pods(key),
                 progress,
+                self._refusals[key].message if key in self._refusals else "",
                 datetime.now(UTC),
             ),
             self._settings,
@@ -98,6 +123,9 @@ class Reconciler:
             if one["kind"] != "Secret"
             and self._echoes.must_apply(one, children.get((one["kind"], one["metadata"]["name"])))
         ]
+        refusal = self._refusals.get(key)
+        if refusal is not None and not refusal.is_over(wanted):
+            return []
         if any(one["kind"] == "Deployment" for one in chosen):
             return [one for one in wanted if one in chosen or one["kind"] == "Secret"]
         return chosen
@@ -108,10 +136,19 @@ class Reconciler:
     async def _carry_out(self, key: Key, made: Plan) -> None:
         for wanted in self._to_apply(key, made):
             kind = BY_KIND[wanted["kind"]]
-            answer = await self._api.apply(wanted, kind)
+            try:
+                answer = await self._api.apply(wanted, kind)
+            except ApiError as error:
+                if not error.is_permanent:
+                    raise
+                self._refusals[key] = _Refusal(str(error), digest(made.desired), time.monotonic())
+                return
             if HASH_ANNOTATION in wanted["metadata"].get("annotations", {}):
                 self._echoes.remember(wanted, answer)
                 self._store.put(kind, answer)
+        else:
+            if not self._to_apply(key, made):
+                self._refusals.pop(key, None)
         for child in made.delete:
             kind = BY_KIND[child["kind"]]
             await self._api.delete(child, kind)

@@ -101,7 +101,9 @@ class Store:
 def _newer(item: Object, old: Object) -> bool:
     """Whether `item` is a later state. Resource versions are numbers that grow, also across a delete and a new create
     (Kubernetes has declared them comparable since 1.35)."""
-    return _version(item["metadata"].get("resourceVersion")) > _version(old["metadata"].get("resourceVersion"))
+    return _version(item["metadata"].get("resourceVersion")) > _version(
+        old["metadata"].get("resourceVersion")
+    )
 
 
 def _version(text: object) -> int:

@@ -1,7 +1,7 @@
 """Strategic merge patch, as far as pod templates need it.
 
 Room: operator. Pure. As in Kubernetes: maps merge, null deletes, lists of named things merge by their key, other lists
-are replaced; `$patch: delete` in an item removes it, `$patch: replace` in a map or as a list's item replaces
+are replaced; `$patch: delete` in a map or an item removes it (kubectl apply drops nulls, this it keeps), `$patch: replace` in a map or as a list's item replaces
 the whole. Volumes keep only the source that the patch names (`retainKeys`). The order of a list stays, new items come
 last.
 """
@@ -36,6 +36,8 @@ def strategic_merge(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, An
     result = dict(base)
     for name, value in patch.items():
         if value is None:
+            result.pop(name, None)
+        elif isinstance(value, dict) and value.get("$patch") == "delete":
             result.pop(name, None)
         elif isinstance(value, dict):
             old = result.get(name)

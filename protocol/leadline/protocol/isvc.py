@@ -68,3 +68,4 @@ class Reason(StrEnum):
     CRASH_LOOP = "CrashLoop"
     INVALID_SPEC = "InvalidSpec"
     NAME_TAKEN = "NameTaken"
+    APPLY_REFUSED = "ApplyRefused"
