@@ -12,12 +12,12 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --quiet
 
-.PHONY: setup demo test lint format bench e2e clean distclean
+.PHONY: setup demo test lint format bench e2e images manifests clean distclean
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo 'Other verbs: setup lint format bench e2e clean distclean'
+	@echo 'Other verbs: setup lint format bench e2e images manifests clean distclean'
 
 setup: $(STAMP)
 
@@ -55,8 +55,19 @@ format: setup
 test: lint
 	@$(BIN)/pytest
 
+# On the cluster that KUBECONFIG names; `make images` puts the images there. docs/install.md says how to get one.
 e2e: setup
-	@$(BIN)/pytest tests/e2e
+	@[ -n "$$KUBECONFIG" ] || { echo 'make e2e: set KUBECONFIG to a cluster (docs/install.md)' >&2; exit 1; }
+	@$(BIN)/pytest -m cluster tests/e2e
+
+# CLUSTER: the directory of ../shared/cluster/up.sh, or kind.
+images:
+	@tests/e2e/images/load.sh $(CLUSTER)
+
+# The CRD from its types, its copy in the chart, and the plain manifests out of the chart (needs helm).
+manifests: setup
+	@$(BIN)/python -m leadline.operator.crd
+	@$(BIN)/python manifests/render.py
 
 # Every script of benchmarks/ that runs without a GPU; BENCHMARKS=benchmarks/x.py picks.
 BENCHMARKS ?= $(filter-out benchmarks/gpu_%,$(shell grep -l '__name__ == "__main__"' benchmarks/*.py))

@@ -68,10 +68,9 @@ class Cluster:
     """kubectl and helm against one kubeconfig."""
 
     def __init__(self, kubeconfig: str) -> None:
-        self.environment = {**os.environ, "KUBECONFIG": kubeconfig}
         # ../shared/cluster puts the tools beside its kubeconfig.
-        beside = Path(kubeconfig).parent / "bin"
-        self._path = f"{os.environ.get('PATH', '')}{os.pathsep}{beside}"
+        self._path = f"{os.environ.get('PATH', '')}{os.pathsep}{Path(kubeconfig).parent / 'bin'}"
+        self.environment = {**os.environ, "KUBECONFIG": kubeconfig, "PATH": self._path}
 
     def tool(self, name: str, *args: str, text: str | None = None, check: bool = True) -> str:
         """Output of a tool. Raises AssertionError with what it wrote to standard error."""

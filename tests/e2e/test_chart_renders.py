@@ -6,6 +6,7 @@ helm is needed, on PATH or beside the kubeconfig: where there is no cluster, onl
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,18 @@ MODES = {
 def test_the_charts_crd_is_the_one_made_from_the_types() -> None:
     made, copied = (ROOT / "manifests" / "crd.yaml").read_text(), (CHART / "files" / "crd.yaml").read_text()
     assert made == copied, "run `make manifests`"
+
+
+@pytest.mark.cluster
+def test_the_plain_manifests_are_those_of_the_chart(cluster: Cluster) -> None:
+    text = (ROOT / "manifests" / "leadline.yaml").read_text()
+    assert cluster.tool(sys.executable, str(ROOT / "manifests" / "render.py"), "--print") == text, (
+        "run `make manifests`"
+    )
+    built = [one for one in yaml.safe_load_all(cluster.kubectl("kustomize", str(ROOT / "manifests"))) if one]
+    kinds = {one["kind"] for one in built}
+    assert kinds >= {"CustomResourceDefinition", "Namespace", "Secret", "Deployment", "NetworkPolicy"}
+    assert {one["metadata"].get("namespace", "leadline-system") for one in built} == {"leadline-system"}
 
 
 def render(cluster: Cluster, folder: Path, values: dict[str, Any], name: str = "r") -> list[dict[str, Any]]:
@@ -100,7 +113,7 @@ def test_the_namespaced_mode_asks_for_no_right_outside_its_namespace(
 
 
 @pytest.mark.cluster
-def test_no_role_has_a_wildcard_or_reads_secrets_it_does_not_make(cluster: Cluster, tmp_path: Path) -> None:
+def test_no_role_has_a_wildcard_and_none_reads_secrets(cluster: Cluster, tmp_path: Path) -> None:
     for document in render(cluster, tmp_path, {}):
         for rule in document.get("rules", []) if "Role" in document["kind"] else []:
             assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"], document["metadata"][

@@ -72,7 +72,7 @@ def test_six_lines_answer_a_chat_and_deleting_them_leaves_nothing(cluster: Clust
         gateways = {"app.kubernetes.io/instance": "r", "app.kubernetes.io/component": "gateway"}
         assert system.python("as-gateway", ASK, health, "10", labels=gateways).strip() == "200"
         url = (namespace.get("isvc", "smollm2") or {})["status"]["url"]
-        assert namespace.python("client", ASK, f"{url}/v1/models", "10").strip() == "200"
+        assert namespace.python("client", ASK, f"{url}/models", "10").strip() == "200"
 
         log = system.kubectl("logs", "deployment/r-leadline-operator")
         assert "forbidden" not in log.lower(), log
