@@ -183,6 +183,33 @@ def test_a_change_of_ours_is_put_right_and_a_deleted_child_comes_back(
         until(lambda: selector().get("serving.leadline.io/service") == "held", explain=process.text)
 
 
+def test_a_service_that_is_made_again_at_once_does_not_trip_over_its_predecessor(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with operator(cluster, tmp_path) as process:
+        cluster.apply(service("again"))
+        until(lambda: is_ready(cluster, "again"), explain=process.text)
+        cluster.kubectl("delete", "isvc", "again")
+        cluster.apply(service("again", servedName="second"))
+        until(lambda: is_ready(cluster, "again"), explain=process.text)
+        uid = cluster.get("isvc", "again")["metadata"]["uid"]
+        assert cluster.get("deploy", "again-engine")["metadata"]["ownerReferences"][0]["uid"] == uid
+        assert "ApplyRefused" not in process.text()
+
+
+def test_somebody_elses_object_of_our_name_is_not_taken_over(cluster: Cluster, tmp_path: Path) -> None:
+    theirs = {"ports": [{"port": 80}], "selector": {"app": "theirs"}}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "mine-engine"}, "spec": theirs}
+    )
+    with operator(cluster, tmp_path) as process:
+        cluster.apply(service("mine"))
+        until(lambda: cluster.ready("mine").get("reason") == "NameTaken", explain=process.text)
+        assert "Service mine-engine" in cluster.ready("mine")["message"]
+        assert cluster.get("svc", "mine-engine")["spec"]["selector"] == {"app": "theirs"}
+        assert cluster.get("deploy", "mine-engine") is None
+
+
 def test_kubectl_scale_and_the_scale_subresource_work(cluster: Cluster, tmp_path: Path) -> None:
     with operator(cluster, tmp_path) as process:
         cluster.apply(service("wide"))

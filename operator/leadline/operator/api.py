@@ -1,7 +1,8 @@
 """Requests to the API server: get, list, server-side apply, delete, create, replace.
 
-Room: operator. kopf watches, but is no client; this is. Credentials come from kopf's `ConnectionInfo`. A service
-account's token is read anew for every request, since the kubelet renews the file. Every write is counted.
+Room: operator. kopf watches, but is no client; this is. Credentials come from kopf's `ConnectionInfo`. A
+service account's token is read anew for every request, since the kubelet renews the file. Every write is
+counted.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ def _blocked(finding: Finding | None, status: dict[str, Any], old: int, wanted: 
         return None
     if finding is not None and finding.reason in (Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE):
         return (
-            f"a pod of the newest template finds no place while {old} old pods hold theirs ({finding.message}); "
+            f"a pod of the newest template finds no place while {old} old pods hold theirs "
+            f"({finding.message}); "
             "free a place, or set rollout.maxSurge to 0 and rollout.maxUnavailable to 1 or more"
         )
     for condition in status.get("conditions") or []:

@@ -22,8 +22,8 @@ from leadline.protocol.isvc_types import InferenceServiceSpec, InferenceServiceS
 __all__ = ["crd", "crd_yaml", "main"]
 
 MAX_NAME = 52
-"""Names of pods are the service's name, "-engine", and 17 characters more; a label's value holds 63. Longer pod names
-are cut by Kubernetes, names of Services are not: 52 + len("-engine") stays under 63."""
+"""Names of pods are the service's name, "-engine", and 17 characters more; a label's value holds 63. Longer
+pod names are cut by Kubernetes, names of Services are not: 52 + len("-engine") stays under 63."""
 
 _READY = '.status.conditions[?(@.type=="Ready")]'
 _COLUMNS = (
@@ -54,8 +54,8 @@ def crd() -> dict[str, Any]:
             {
                 "rule": f"self.metadata.name.size() <= {MAX_NAME} && "
                 "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-                "message": f"metadata.name must be at most {MAX_NAME} characters of a-z, 0-9 and -, and begin with a "
-                "letter: it becomes the name of a Service (servedName may be anything)",
+                "message": f"metadata.name must be at most {MAX_NAME} characters of a-z, 0-9 and -, and "
+                "begin with a letter: it becomes the name of a Service (servedName may be anything)",
             }
         ],
     }

@@ -1,9 +1,10 @@
-"""Why a pod does not serve, read from its status: one finding a pod, and the one of several that matters most.
+"""Why a pod does not serve, read from its status: one finding a pod, and the one of several that matters
+most.
 
-Room: operator. Pure. Sources: core/v1 PodStatus; reasons of waiting containers are the kubelet's (ErrImagePull,
-ImagePullBackOff, CrashLoopBackOff, CreateContainerConfigError, …); the scheduler writes why a pod cannot be placed into
-the condition PodScheduled. What the engine said before it ended is its termination message, because the pod
-template sets FallbackToLogsOnError.
+Room: operator. Pure. Sources: core/v1 PodStatus; reasons of waiting containers are the kubelet's
+(ErrImagePull, ImagePullBackOff, CrashLoopBackOff, CreateContainerConfigError, …); the scheduler writes why a
+pod cannot be placed into the condition PodScheduled. What the engine said before it ended is its termination
+message, because the pod template sets FallbackToLogsOnError.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ Room: operator. Pure but for `Echoes`' memory. An object is applied when
     its annotation says that something else was applied: the wish has changed, or an older operator's has
     a field of ours no longer has our value: somebody changed it
 
-The last needs care: the API server may store a value in another spelling ("1024Mi" as "1Gi"), and comparing it with ours
-would then apply for ever. So the answer to each apply is remembered, cut to our fields: its echo. What looks
-changed is compared with the echo, which is in the server's spelling.
+The last needs care: the API server may store a value in another spelling ("1024Mi" as "1Gi"), and comparing
+it with ours would then apply for ever. So the answer to each apply is remembered, cut to our fields: its
+echo. What looks changed is compared with the echo, which is in the server's spelling.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _KEYS = ("name", "containerPort", "port", "mountPath", "topologyKey", "uid", "ip
 
 
 class Echoes:
-    """Remembers, per object, the server's spelling of what we applied. A restart forgets; it costs one apply of
-    objects with such fields."""
+    """Remembers, per object, the server's spelling of what we applied. A restart forgets; it costs one apply
+    of objects with such fields."""
 
     def __init__(self) -> None:
         self._echoes: dict[str, tuple[str, Any]] = {}
@@ -55,8 +55,8 @@ class Echoes:
 
 
 def covers(wanted: Any, live: Any) -> bool:
-    """Whether `live` has every field of `wanted` at its value. An empty map or list, or an empty text, may be absent:
-    the API server leaves them out."""
+    """Whether `live` has every field of `wanted` at its value. An empty map or list, or an empty text, may be
+    absent: the API server leaves them out."""
     if isinstance(wanted, dict):
         if not isinstance(live, dict):
             return live is None and not wanted
@@ -80,7 +80,8 @@ def projection(wanted: Any, live: Any) -> Any:
 
 
 def _complete(wanted: list[Any], live: list[Any]) -> bool:
-    """Lists of maps with a key may have grown items of others (a sidecar); other lists are ours as a whole."""
+    """Lists of maps with a key may have grown items of others (a sidecar); other lists are ours as a
+    whole."""
     return len(wanted) == len(live) or (
         bool(wanted) and _key(wanted[0]) is not None and len(live) > len(wanted)
     )

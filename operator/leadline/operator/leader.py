@@ -1,8 +1,8 @@
 """Which of several replicas acts: the one that holds a Lease (P24).
 
-Room: operator. As client-go does it: the holder renews; the others watch for the Lease not having changed for its
-duration on their own clock, so that clocks need not agree. A holder that cannot renew in time stops before
-another may start. Source: coordination.k8s.io/v1 Lease.
+Room: operator. As client-go does it: the holder renews; the others watch for the Lease not having changed for
+its duration on their own clock, so that clocks need not agree. A holder that cannot renew in time stops
+before another may start. Source: coordination.k8s.io/v1 Lease.
 """
 
 from __future__ import annotations

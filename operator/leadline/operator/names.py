@@ -1,8 +1,8 @@
 """Names and labels of what belongs to one InferenceService.
 
-Names are functions of the service's name alone: whoever reconciles, and however often, means the same objects (P4).
-Labels hold the service's name, which the CRD limits to 52 characters of a-z, 0-9 and -; the names of models, which may
-be anything (P17), stand in arguments and environment variables only.
+Names are functions of the service's name alone: whoever reconciles, and however often, means the same objects
+(P4). Labels hold the service's name, which the CRD limits to 52 characters of a-z, 0-9 and -; the names of
+models, which may be anything (P17), stand in arguments and environment variables only.
 """
 
 from __future__ import annotations

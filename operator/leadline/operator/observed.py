@@ -14,8 +14,8 @@ class Observed:
     service: dict[str, Any]
     """The InferenceService as the API server has it."""
     children: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    """(kind, name) → object, of all that carries the service's label and of all that stands in the way of a name
-    of ours."""
+    """(kind, name) → object, of all that carries the service's label and of all that stands in the way of a
+    name of ours."""
     pods: list[dict[str, Any]] = field(default_factory=list)
     progress: dict[str, str] = field(default_factory=dict)
     """Pod uid → what its /ready said last, while it starts."""
@@ -47,8 +47,8 @@ def active_pods(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def scaled_by_autoscaler(deployment: dict[str, Any] | None) -> bool:
-    """Whether a HorizontalPodAutoscaler (KEDA's too) scales the Deployment itself: the controller manager wrote its
-    `replicas` through /scale."""
+    """Whether a HorizontalPodAutoscaler (KEDA's too) scales the Deployment itself: the controller manager
+    wrote its `replicas` through /scale."""
     fields = ((deployment or {}).get("metadata") or {}).get("managedFields") or []
     return any(
         entry.get("subresource") == "scale"

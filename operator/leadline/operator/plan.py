@@ -20,7 +20,7 @@ from leadline.operator.settings import OperatorSettings
 from leadline.protocol.isvc import ConditionType, Reason
 from leadline.protocol.isvc_types import InferenceServiceSpec
 
-__all__ = ["Event", "Plan", "plan"]
+__all__ = ["Event", "Plan", "owner_of", "plan"]
 
 Object = dict[str, Any]
 
@@ -80,7 +80,8 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
         return _stuck(
             observed,
             Reason.INVALID_SPEC,
-            "tensorParallel needs accelerators, and this operator's default is the CPU: set accelerator.type to gpu",
+            "tensorParallel needs accelerators, and this operator's default is the CPU: set accelerator.type "
+            "to gpu",
         )
     objects = [*support_objects(context), *network_objects(context), *workload_objects(context)]
     taken = [one for one in objects if _is_foreign(observed, one)]
@@ -89,7 +90,7 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
         return _stuck(
             observed,
             Reason.NAME_TAKEN,
-            f"{names}: of that name already exists and belongs to somebody else; delete it or rename the service",
+            f"{names}: exists already and belongs to somebody else; delete it or rename the service",
         )
     for one in objects:
         if one["kind"] == "Secret":
@@ -128,16 +129,18 @@ def _events(observed: Observed, reason: Reason, message: str) -> list[Event]:
     return [Event(reason not in _NORMAL, str(reason), message)]
 
 
-def _owner(child: Object) -> str:
+def owner_of(child: Object) -> str:
+    """Uid of an object's controller; empty without one."""
     owners = child["metadata"].get("ownerReferences") or []
     return str(next((one.get("uid", "") for one in owners if one.get("controller")), ""))
 
 
 def _is_foreign(observed: Observed, wanted: Object) -> bool:
-    """Whether an object of that kind and name exists that is not ours. One of a deleted service of the same name
-    (it is being collected) counts as ours in the making: applying fails until it is gone, and is tried again."""
+    """Whether an object of that kind and name exists that is not ours. One of a deleted service of the same
+    name (it is being collected) counts as ours in the making: applying fails until it is gone, and is tried
+    again."""
     child = observed.children.get((wanted["kind"], wanted["metadata"]["name"]))
-    if child is None or _owner(child) == observed.uid:
+    if child is None or owner_of(child) == observed.uid:
         return False
     labels = child["metadata"].get("labels") or {}
     return bool(labels.get("app.kubernetes.io/managed-by") != MANAGED_BY)
@@ -149,6 +152,6 @@ def _unwanted(observed: Observed, objects: list[Object]) -> list[Object]:
         child
         for key, child in sorted(observed.children.items())
         if key not in names
-        and _owner(child) == observed.uid
+        and owner_of(child) == observed.uid
         and not child["metadata"].get("deletionTimestamp")
     ]

@@ -1,8 +1,8 @@
 """One look at one InferenceService: what was seen, `plan`, and the requests that carry the plan out.
 
-Room: operator. Level-triggered: it does not matter why the look happens, or what an earlier one left half done
-(P7). Reads come from the store. Before it writes anything it asks the API server for the service once, so
-that it never acts for one that is gone or has changed.
+Room: operator. Level-triggered: it does not matter why the look happens, or what an earlier one left half
+done (P7). Reads come from the store. Before it writes anything it asks the API server for the service once,
+so that it never acts for one that is gone or has changed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from leadline.operator.kinds import BY_KIND, SERVICE, Kind
 from leadline.operator.names import HASH_ANNOTATION, OPERATOR_LABEL
 from leadline.operator.objects.context import digest
 from leadline.operator.observed import Observed
-from leadline.operator.plan import Event, Plan, plan
+from leadline.operator.plan import Event, Plan, owner_of, plan
 from leadline.operator.progress import ProgressProbe
 from leadline.operator.settings import OperatorSettings
-from leadline.operator.store import Key, Store
+from leadline.operator.store import Key, Store, service_of
 from leadline.protocol.isvc import API_VERSION, KIND
 
 __all__ = ["Outcome", "Reconciler"]
@@ -43,8 +43,9 @@ class Outcome:
 
 @dataclass(slots=True, frozen=True)
 class _Refusal:
-    """The API server found an object invalid or forbidden. The same request would fail again, so it waits until the
-    wish is another or a minute has passed (a quota or a policy may have changed), and the status says it."""
+    """The API server found an object invalid or forbidden. The same request would fail again, so it waits
+    until the wish is another or a minute has passed (a quota or a policy may have changed), and the status
+    says it."""
 
     message: str
     wish: str
@@ -87,6 +88,13 @@ class Reconciler:
             return Outcome.GONE, None
         self._store.put(SERVICE, service)
         made = self._plan(key, service, progress)
+        foreign = await self._foreign(key, made)
+        if foreign:
+            made = self._plan(key, service, progress, foreign)
+            await self._report(service, made)
+            return Outcome.UNCHANGED, _REFUSAL_SECONDS
+        if self._has_left_overs(key, made):
+            return Outcome.UNCHANGED, 1.0
         await self._carry_out(key, made)
         # The children are other than they were: what is to be said of them may be too.
         made = self._plan(key, service, progress)
@@ -99,11 +107,46 @@ class Reconciler:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _plan(self, key: Key, service: Object, progress: dict[str, str]) -> Plan:
+    async def _foreign(self, key: Key, made: Plan) -> dict[tuple[str, str], Object]:
+        """Objects in the way of those that are about to be created. The store holds only what carries our
+        labels; an apply would take over what does not."""
+        found: dict[tuple[str, str], Object] = {}
+        children = self._store.children(key)
+        for wanted in self._to_apply(key, made):
+            kind, name = BY_KIND[wanted["kind"]], wanted["metadata"]["name"]
+            if kind.kind == "Secret" or (kind.kind, name) in children:
+                continue
+            try:
+                item = await self._api.get(kind, key[0], name)
+            except NotFound:
+                continue
+            if service_of(kind, item) == key:
+                self._store.put(kind, item)
+            else:
+                found[kind.kind, name] = item
+        return found
+
+    def _has_left_overs(self, key: Key, made: Plan) -> bool:
+        """Whether children of a deleted service of the same name are still there: Kubernetes collects them
+        within seconds, and an apply would only be told that they have a controller."""
+        children = self._store.children(key)
+        places = [(one["kind"], one["metadata"]["name"]) for one in made.desired or []]
+        owners = [owner_of(children[place]) for place in places if place in children]
+        service = self._store.service(key)
+        uid = service["metadata"]["uid"] if service is not None else ""
+        return any(owner not in ("", uid) for owner in owners)
+
+    def _plan(
+        self,
+        key: Key,
+        service: Object,
+        progress: dict[str, str],
+        foreign: dict[tuple[str, str], Object] | None = None,
+    ) -> Plan:
         return plan(
             Observed(
                 service,
-                self._store.children(key),
+                self._store.children(key) | (foreign or {}),
                 self._store.pods(key),
                 progress,
                 self._refusals[key].message if key in self._refusals else "",
@@ -153,7 +196,8 @@ class Reconciler:
             kind = BY_KIND[child["kind"]]
             await self._api.delete(child, kind)
             self._echoes.forget(child["metadata"]["uid"])
-            # Until the watch says what became of it; with a finalizer, which claims have, it stays for a while.
+            # Until the watch says what became of it; with a finalizer, which claims have, it stays for a
+            # while.
             child["metadata"]["deletionTimestamp"] = "requested"
 
     async def _report(self, service: Object, made: Plan) -> None:

@@ -1,8 +1,8 @@
 """From msgspec types to a structural OpenAPI v3 schema, as apiextensions.k8s.io/v1 wants it.
 
 Room: operator. Pure. Supports what isvc_types.py uses and raises TypeError for anything else, so that a field
-never ends up in the CRD without its limits. Rules of structural schemas that matter here: no $ref, a type on every
-node (or int-or-string), defaults that the schema itself accepts.
+never ends up in the CRD without its limits. Rules of structural schemas that matter here: no $ref, a type on
+every node (or int-or-string), defaults that the schema itself accepts.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def _rule(rule: Rule) -> Schema:
 
 
 def _default(field: types.Field) -> Any:
-    """The JSON default, or None. Empty lists and maps are left out. A struct's default names the defaults of its
-    fields: the API server would fill them into `{}` too, but only after it has run the rules on the default."""
+    """The JSON default, or None. Empty lists and maps are left out. A struct's default names the defaults of
+    its fields: the API server would fill them into `{}` too, but only after it has run the rules on the
+    default."""
     if field.default_factory is not msgspec.NODEFAULT:
         made = field.default_factory()
         if not isinstance(made, msgspec.Struct):

@@ -20,8 +20,8 @@ class OperatorSettings:
     namespaces: tuple[str, ...] = ()
     """Where to look for InferenceServices; empty: in all namespaces."""
     operator_name: str = ""
-    """Look only at services whose label serving.leadline.io/operator is this; empty: at those without it. So two
-    operators can share a namespace, as ingress classes let controllers do."""
+    """Look only at services whose label serving.leadline.io/operator is this; empty: at those without it. So
+    two operators can share a namespace, as ingress classes let controllers do."""
     own_namespace: str = "leadline-system"
     """Where the operator runs: of its Lease, and of the NetworkPolicy rule that lets it ask pods."""
     engine_image: str = field(default_factory=lambda: _image("leadline/engine"))

@@ -1,7 +1,7 @@
 """kopf's part: it watches, and tells the store and the queue.
 
-Room: operator. Handlers are `on.event` only: those are level-triggered, and kopf then puts neither finalizers nor
-annotations on anything. What a watch misses while it is broken, a resync finds.
+Room: operator. Handlers are `on.event` only: those are level-triggered, and kopf then puts neither finalizers
+nor annotations on anything. What a watch misses while it is broken, a resync finds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ __all__ = ["kopf_settings", "login", "watching_registry"]
 
 
 def login(**arguments: Any) -> kopf.ConnectionInfo | None:
-    """The pod's service account, else the kubeconfig ($KUBECONFIG, ~/.kube/config), without any client library."""
+    """The pod's service account, else the kubeconfig ($KUBECONFIG, ~/.kube/config), without any client
+    library."""
     return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
 
 

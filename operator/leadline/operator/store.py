@@ -1,7 +1,7 @@
 """A copy of the objects that matter, kept by watches and put right by resyncs.
 
-Room: operator. Objects are found by service: (namespace, name of the InferenceService). An older version never
-replaces a newer one, whatever order a watch, a list and the answer to our own write arrive in.
+Room: operator. Objects are found by service: (namespace, name of the InferenceService). An older version
+never replaces a newer one, whatever order a watch, a list and the answer to our own write arrive in.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ class Store:
     def replace_all(
         self, kind: Kind, listed: Iterable[Object], version: str, namespace: str = ""
     ) -> set[Key]:
-        """Take in a complete list: what is not in it and not newer than it is gone. The services that it changes
-        something for. `version`: the list's resourceVersion; `namespace`: what was listed, empty for all."""
+        """Take in a complete list: what is not in it and not newer than it is gone. The services that it
+        changes something for. `version`: the list's resourceVersion; `namespace`: what was listed, empty for
+        all."""
         changed: set[Key] = set()
         seen: set[tuple[str, str]] = set()
         for item in listed:
@@ -99,8 +100,8 @@ class Store:
 
 
 def _newer(item: Object, old: Object) -> bool:
-    """Whether `item` is a later state. Resource versions are numbers that grow, also across a delete and a new create
-    (Kubernetes has declared them comparable since 1.35)."""
+    """Whether `item` is a later state. Resource versions are numbers that grow, also across a delete and a
+    new create (Kubernetes has declared them comparable since 1.35)."""
     return _version(item["metadata"].get("resourceVersion")) > _version(
         old["metadata"].get("resourceVersion")
     )

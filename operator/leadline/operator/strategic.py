@@ -1,9 +1,9 @@
 """Strategic merge patch, as far as pod templates need it.
 
-Room: operator. Pure. As in Kubernetes: maps merge, null deletes, lists of named things merge by their key, other lists
-are replaced; `$patch: delete` in a map or an item removes it (kubectl apply drops nulls, this it keeps), `$patch: replace` in a map or as a list's item replaces
-the whole. Volumes keep only the source that the patch names (`retainKeys`). The order of a list stays, new items come
-last.
+Room: operator. Pure. As in Kubernetes: maps merge, null deletes, lists of named things merge by their key,
+other lists are replaced; `$patch: delete` in a map or an item removes it (kubectl apply drops nulls, this it
+keeps), `$patch: replace` in a map or as a list's item replaces the whole. Volumes keep only the source that
+the patch names (`retainKeys`). The order of a list stays, new items come last.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ def strategic_merge(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, An
         return {name: value for name, value in patch.items() if name != "$patch"}
     result = dict(base)
     for name, value in patch.items():
-        if value is None:
-            result.pop(name, None)
-        elif isinstance(value, dict) and value.get("$patch") == "delete":
+        if value is None or (isinstance(value, dict) and value.get("$patch") == "delete"):
             result.pop(name, None)
         elif isinstance(value, dict):
             old = result.get(name)
@@ -59,9 +57,9 @@ def _merge_list(base: list[Any], patch: list[Any], field: str) -> list[Any]:
         name = item.get(key)
         if item.get("$patch") == "delete":
             merged.pop(name, None)
-        elif field in _RETAIN and len(item) > 1:
-            merged[name] = strategic_merge({}, item)
-        elif field == "env" and ("valueFrom" in item or "value" in item):
+        elif (field in _RETAIN and len(item) > 1) or (
+            field == "env" and ("valueFrom" in item or "value" in item)
+        ):
             merged[name] = strategic_merge({}, item)
         else:
             merged[name] = strategic_merge(merged.get(name, {}), item)

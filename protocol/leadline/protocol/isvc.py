@@ -1,5 +1,5 @@
-"""Names of the InferenceService resource: group, version, labels, condition types and reasons. Its fields are in
-isvc_types.py.
+"""Names of the InferenceService resource: group, version, labels, condition types and reasons. Its fields are
+in isvc_types.py.
 
 The Kubernetes API conventions ask that condition types and reasons be CamelCase words which programs may
 compare; they are part of the API and never change their meaning.

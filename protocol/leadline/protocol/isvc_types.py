@@ -1,8 +1,9 @@
 """The fields of an InferenceService: the one source of the CRD's schema and of what the operator reads.
 
-`leadline.operator.crd` turns these types into the OpenAPI schema of `manifests/crd.yaml`: a field's default, limits
-and description are written here and nowhere else. What a single field's limits cannot say stands in `RULES`, CEL
-expressions each with the sentence that `kubectl apply` prints. Python names are snake case, JSON names camel case.
+`leadline.operator.crd` turns these types into the OpenAPI schema of `manifests/crd.yaml`: a field's default,
+limits and description are written here and nowhere else. What a single field's limits cannot say stands in
+`RULES`, CEL expressions each with the sentence that `kubectl apply` prints. Python names are snake case, JSON
+names camel case.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class EngineOptions(_Object, kw_only=True):
             "!has(self.extraArgs) || self.extraArgs.all(a, !['--host', '--port', '--tensor-parallel', "
             "'--served-name', '--redis-url', '--service', '--pod-name', '--advertise-address', "
             "'--drain-timeout'].exists(o, a == o || a.startsWith(o + '=')))",
-            "engine.extraArgs must not set what the operator sets: host, port, tensor-parallel, served-name, redis-url, "
-            "service, pod-name, advertise-address, drain-timeout",
+            "engine.extraArgs must not set what the operator sets: host, port, tensor-parallel, served-name, "
+            "redis-url, service, pod-name, advertise-address, drain-timeout",
         ),
     )
 
@@ -260,7 +261,8 @@ class InferenceServiceSpec(_Object, kw_only=True):
             description=f"The model: {MODEL_FORMS}.",
             extra_json_schema=_rules(
                 (
-                    r"self == 'smollm2' || self.matches('^hf://[A-Za-z0-9][\\w.-]*/[\\w.-]+(@[\\w./-]+)?$') || "
+                    "self == 'smollm2' || "
+                    r"self.matches('^hf://[A-Za-z0-9][\\w.-]*/[\\w.-]+(@[\\w./-]+)?$') || "
                     r"self.matches('^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/[^\\s]*)?$') || "
                     r"self.matches('^file:///[^\\s]+$')",
                     f"model must be {MODEL_FORMS}",

@@ -1,5 +1,5 @@
-"""The pod template: one engine container over `tensorParallel` accelerators, admitted by the restricted level of Pod
-Security.
+"""The pod template: one engine container over `tensorParallel` accelerators, admitted by the restricted level
+of Pod Security.
 
 Everything that writes goes to a volume, for the root file system is read-only:
 
@@ -39,8 +39,8 @@ _PROBE_SECONDS = 2
 
 
 def pod_template(context: ServiceContext) -> dict[str, Any]:
-    """The template, with the service's `podTemplate` patch over it. The patch cannot take away the labels that the
-    selector needs."""
+    """The template, with the service's `podTemplate` patch over it. The patch cannot take away the labels
+    that the selector needs."""
     template: dict[str, Any] = {
         "metadata": {"labels": child_labels(context.name), "annotations": _annotations(context)},
         "spec": _pod_spec(context),
@@ -121,8 +121,8 @@ def _container(context: ServiceContext) -> dict[str, Any]:
         "args": ["serve", *_arguments(context)],
         "env": _environment(context),
         "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
-        # The port listens before the model is loaded; a process that ends while loading fails the pod at once, and
-        # one that hangs is started anew after startupSeconds.
+        # The port listens before the model is loaded; a process that ends while loading fails the pod at
+        # once, and one that hangs is started anew after startupSeconds.
         "startupProbe": _probe("/ready", _PROBE_SECONDS, -(-spec.engine.startup_seconds // _PROBE_SECONDS)),
         "readinessProbe": _probe("/ready", _PROBE_SECONDS, 2),
         "livenessProbe": _probe("/health", 10, 6),
@@ -179,7 +179,8 @@ def _arguments(context: ServiceContext) -> list[str]:
 
 
 def _model_argument(model: str) -> str:
-    """What `leadline serve` is given: a claim is a folder under /model, everything else is the engine's to fetch."""
+    """What `leadline serve` is given: a claim is a folder under /model, everything else is the engine's to
+    fetch."""
     if not model.startswith("pvc://"):
         return model
     _, _, path = model.removeprefix("pvc://").partition("/")
@@ -210,7 +211,8 @@ def _environment(context: ServiceContext) -> list[dict[str, Any]]:
         reference = {"name": token.name, "key": token.key}
         environment.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
     if context.on_gpu and spec.tensor_parallel > 1:
-        # All ranks live in this pod: they meet over loopback, and exchange data over NVLink, PCIe or /dev/shm.
+        # All ranks live in this pod: they meet over loopback, and exchange data over NVLink, PCIe or
+        # /dev/shm.
         environment += [
             {"name": "NCCL_SOCKET_IFNAME", "value": "lo"},
             {"name": "NCCL_IB_DISABLE", "value": "1"},
