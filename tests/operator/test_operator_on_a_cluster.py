@@ -157,7 +157,7 @@ def test_at_steady_state_nothing_is_written(cluster: Cluster, tmp_path: Path) ->
         before, looks = process.writes(), sum(process.metric("leadline_operator_reconciles_total").values())
         state = versions(cluster)
         until(lambda: sum(process.metric("leadline_operator_reconciles_total").values()) >= looks + 10)
-        assert process.writes() == before
+        assert process.writes() == before, process.text()
         assert versions(cluster) == state
         assert sum(before.values()) <= 2 * 15, before
         assert cluster.get("deploy", "calm-engine")["metadata"]["annotations"]["foreign"] == "yes"

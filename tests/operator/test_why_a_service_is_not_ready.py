@@ -192,6 +192,16 @@ def test_one_crashing_pod_of_two_is_not_ready_but_the_model_is_available() -> No
     assert condition(made, "ModelAvailable")["status"] == "True"
 
 
+@pytest.mark.parametrize(
+    ("turned", "reason"),
+    [("2026-11-30T11:58:58Z", "LoadingWeights"), ("2026-11-30T11:59:30Z", "NotResponding")],
+)
+def test_a_pod_that_was_ready_and_stalls_is_not_said_to_load(turned: str, reason: str) -> None:
+    made = pod(containerStatuses=[{**running(), "started": True}])
+    made["status"]["conditions"][1]["lastTransitionTime"] = turned
+    assert condition(plan_of(children=deployment(), pods=[made]))["reason"] == reason
+
+
 def test_what_a_person_must_act_on_goes_before_what_passes() -> None:
     pods = [pod("a"), unschedulable(NO_GPU, "b"), pod("c", containerStatuses=[waiting("ErrImagePull", "x")])]
     assert (

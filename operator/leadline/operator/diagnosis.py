@@ -62,6 +62,7 @@ _ORDER = [
     Reason.IMAGE_PULL_FAILED,
     Reason.CONFIG_FAILED,
     Reason.CRASH_LOOP,
+    Reason.NOT_RESPONDING,
     Reason.INSUFFICIENT_GPU,
     Reason.UNSCHEDULABLE,
     Reason.LOADING_WEIGHTS,
@@ -106,6 +107,11 @@ def diagnose_pod(pod: dict[str, Any], resource_name: str, progress: str = "") ->
             return finding
     engine = next((one for one in containers if one.get("name") == CONTAINER), None)
     if engine is not None and "running" in engine.get("state", {}):
+        # A pod that was ready turned unready after its container had started; one that loads, before.
+        turned = str(_condition(pod, "Ready").get("lastTransitionTime", ""))
+        if engine.get("started") and turned > str(engine["state"]["running"].get("startedAt", "")):
+            text = f"{name}: was ready and is no longer: {_short(progress or 'it does not answer /ready')}"
+            return Finding(Reason.NOT_RESPONDING, text, name)
         return Finding(Reason.LOADING_WEIGHTS, f"{name}: {_progress(progress)}", name)
     return Finding(Reason.CREATING_PODS, f"{name}: its containers are being made", name)
 

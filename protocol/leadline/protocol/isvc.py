@@ -65,6 +65,7 @@ class Reason(StrEnum):
     UNAUTHORIZED = "Unauthorized"
     MODEL_UNSUPPORTED = "ModelUnsupported"
     OUT_OF_MEMORY = "OutOfMemory"
+    NOT_RESPONDING = "NotResponding"
     CRASH_LOOP = "CrashLoop"
     INVALID_SPEC = "InvalidSpec"
     NAME_TAKEN = "NameTaken"
