@@ -87,6 +87,17 @@ class ApiClient:
                 return items, str(page["metadata"].get("resourceVersion", ""))
             parameters["continue"] = token
 
+    async def find(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """One object, by a list of one, which needs no right that watching does not need."""
+        parameters = {"fieldSelector": f"metadata.name={name}"}
+        page = await self._request("GET", kind, kind.path(namespace), parameters=parameters)
+        items = page.get("items") or []
+        if not items:
+            return None
+        # Items of a list come without them.
+        found: Object = {"apiVersion": kind.api_version, "kind": kind.kind, **items[0]}
+        return found
+
     async def apply(self, wanted: Object, kind: Kind, subresource: str = "") -> Object:
         """Server-side apply: the fields in `wanted` become ours, other managers keep theirs."""
         metadata = wanted["metadata"]

@@ -116,9 +116,8 @@ class Reconciler:
             kind, name = BY_KIND[wanted["kind"]], wanted["metadata"]["name"]
             if kind.kind == "Secret" or (kind.kind, name) in children:
                 continue
-            try:
-                item = await self._api.get(kind, key[0], name)
-            except NotFound:
+            item = await self._api.find(kind, key[0], name)
+            if item is None:
                 continue
             if service_of(kind, item) == key:
                 self._store.put(kind, item)
