@@ -17,6 +17,7 @@ import pytest
 from cluster_tools import (
     CHILDREN,
     ROOT,
+    SERVES,
     Cluster,
     KubectlError,
     OperatorProcess,
@@ -325,6 +326,20 @@ def test_of_two_replicas_one_acts_and_the_other_takes_over(cluster: Cluster, tmp
         assert follower.metric("leadline_operator_leading")[""] == 1.0
         # Nothing was done twice: the first one's objects are as the dead leader left them.
         assert len(cluster.items("deploy")) == 2
+
+
+def test_requests_in_flight_scale_a_service_within_its_limits(cluster: Cluster, tmp_path: Path) -> None:
+    busy = f"mkdir -p /tmp/w; echo leadline_engine_running_requests 70 >/tmp/w/metrics; {SERVES}"
+    with operator(cluster, tmp_path, "--autoscale-seconds=1") as process:
+        cluster.apply(service("busy", busy, autoscaling={"min": 1, "max": 3, "targetConcurrency": 32}))
+        until(
+            lambda: cluster.get("isvc", "busy").get("status", {}).get("readyReplicas") == 3, 90, process.text
+        )
+        found = cluster.get("isvc", "busy")
+        assert found["spec"]["replicas"] == 3
+        # The user's apply, which says nothing of replicas, does not take them back.
+        cluster.apply(service("busy", busy, autoscaling={"min": 1, "max": 3, "targetConcurrency": 31}))
+        assert cluster.get("isvc", "busy")["spec"]["replicas"] == 3
 
 
 def test_a_horizontal_pod_autoscaler_finds_what_it_needs(cluster: Cluster, tmp_path: Path) -> None:

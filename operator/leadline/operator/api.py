@@ -26,6 +26,7 @@ __all__ = ["ApiClient", "ApiError", "Conflict", "NotFound"]
 Object = dict[str, Any]
 
 _TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+AUTOSCALER_MANAGER = "leadline-autoscaler"
 _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
 _WRITES = {"PATCH", "POST", "PUT", "DELETE"}
 
@@ -108,6 +109,17 @@ class ApiClient:
             body=wanted,
             content_type="application/apply-patch+yaml",
             parameters={"fieldManager": FIELD_MANAGER, "force": "true"},
+        )
+
+    async def scale(self, kind: Kind, namespace: str, name: str, replicas: int) -> None:
+        """Through the scale subresource, as kubectl and autoscalers do it."""
+        await self._request(
+            "PATCH",
+            kind,
+            kind.path(namespace, name, "scale"),
+            body={"spec": {"replicas": replicas}},
+            content_type="application/merge-patch+json",
+            parameters={"fieldManager": AUTOSCALER_MANAGER},
         )
 
     async def create(self, wanted: Object, kind: Kind) -> Object:

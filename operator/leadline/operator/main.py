@@ -28,6 +28,7 @@ from leadline.operator.names import MANAGED_SELECTOR
 from leadline.operator.progress import ProgressProbe
 from leadline.operator.queue import WorkQueue
 from leadline.operator.reconcile import Outcome, Reconciler
+from leadline.operator.scaling import ServiceScaler
 from leadline.operator.settings import OperatorSettings
 from leadline.operator.shell import kopf_settings, login, watching_registry
 from leadline.operator.store import Key, Store
@@ -78,9 +79,10 @@ class Operator:
             server = await self._serve()
             await self._first_sync(api)
             reconciler = Reconciler(api, self.store, self.settings, probe)
+            scaler = ServiceScaler(api, self.store, self.settings, probe)
             tasks = [
                 asyncio.create_task(self._resync_for_ever(api), name="resync"),
-                asyncio.create_task(self._lead(api, reconciler), name="lead"),
+                asyncio.create_task(self._lead(api, reconciler, scaler), name="lead"),
             ]
             watching = asyncio.create_task(self._watch(), name="watch")
             done, _ = await asyncio.wait({*tasks, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -160,9 +162,9 @@ class Operator:
 
     # -- acting ----------------------------------------------------------------------------------------------
 
-    async def _lead(self, api: ApiClient, reconciler: Reconciler) -> None:
+    async def _lead(self, api: ApiClient, reconciler: Reconciler, scaler: ServiceScaler) -> None:
         if not self.settings.leader_elect:
-            await self._act(reconciler)
+            await self._act(reconciler, scaler)
             return
         identity = f"{os.environ.get('HOSTNAME') or socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         leader = self._leader = LeaderElection(
@@ -181,7 +183,7 @@ class Operator:
                 waiting.cancel()
                 if election.done():
                     break
-                acting = asyncio.create_task(self._act(reconciler), name="act")
+                acting = asyncio.create_task(self._act(reconciler, scaler), name="act")
                 losing = asyncio.create_task(leader.lost.wait())
                 await asyncio.wait({losing, election, acting}, return_when=asyncio.FIRST_COMPLETED)
                 losing.cancel()
@@ -198,13 +200,14 @@ class Operator:
             if task is not None and task.done() and not task.cancelled():
                 task.result()
 
-    async def _act(self, reconciler: Reconciler) -> None:
+    async def _act(self, reconciler: Reconciler, scaler: ServiceScaler) -> None:
         self.queue.clear()
         for key in self.store.services():
             self.queue.add(key)
         self.metrics.leading.set(1)
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(scaler.run())
                 for _ in range(self.settings.workers):
                     group.create_task(self._work(reconciler))
         finally:

@@ -46,10 +46,10 @@ def active_pods(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
     )
 
 
-def scaled_by_autoscaler(deployment: dict[str, Any] | None) -> bool:
-    """Whether a HorizontalPodAutoscaler (KEDA's too) scales the Deployment itself: the controller manager
-    wrote its `replicas` through /scale."""
-    fields = ((deployment or {}).get("metadata") or {}).get("managedFields") or []
+def scaled_by_autoscaler(item: dict[str, Any] | None) -> bool:
+    """Whether a HorizontalPodAutoscaler (KEDA's too) scales this object, a Deployment or an InferenceService:
+    the controller manager wrote its `replicas` through /scale."""
+    fields = ((item or {}).get("metadata") or {}).get("managedFields") or []
     return any(
         entry.get("subresource") == "scale"
         and entry.get("manager") == "kube-controller-manager"

@@ -48,6 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name, kind, text in (
         ("workers", int, "services looked at at once"),
         ("resync-seconds", float, "between complete lists"),
+        ("autoscale-seconds", float, "between looks at the load of services with autoscaling"),
         ("lease-seconds", float, "after which a silent leader is replaced"),
         ("port", int, "of /health, /ready and /metrics; 0: none"),
     ):
@@ -93,7 +94,7 @@ def _parse(name: str, text: str) -> object:
             return tuple(part for part in text.split(",") if part)
         case "workers" | "port":
             return int(text)
-        case "resync_seconds" | "lease_seconds":
+        case "resync_seconds" | "lease_seconds" | "autoscale_seconds":
             return float(text)
         case "network_policies" | "leader_elect":
             return text.lower() not in ("0", "false", "no")

@@ -48,6 +48,8 @@ class OperatorSettings:
     workers: int = 8
     """Reconciles at once."""
     resync_seconds: float = 300.0
+    autoscale_seconds: float = 15.0
+    """Between looks at the load of services with `autoscaling`."""
     leader_elect: bool = True
     lease_name: str = "leadline-operator"
     lease_seconds: float = 15.0
