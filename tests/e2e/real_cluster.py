@@ -152,8 +152,16 @@ class Namespace:
         return self.until(f"deployment {deployment} is ready", ready, seconds)
 
     @contextmanager
-    def release(self, name: str, values: dict[str, Any]) -> Iterator[float]:
-        """The chart installed here, ready; uninstalled afterwards. Yields the seconds that it took."""
+    def release(
+        self, name: str, values: dict[str, Any], *, serves: tuple[Namespace, ...] = ()
+    ) -> Iterator[float]:
+        """The chart installed here, ready; uninstalled afterwards. Yields the seconds that it took.
+
+        Where LEADLINE_E2E_SHARED is set, others use this cluster too: the operator then looks only at this
+        namespace and those of `serves`, though its rights are for all."""
+        if os.environ.get("LEADLINE_E2E_SHARED") and not values.get("namespaced"):
+            watched = [f"--namespace={one.name}" for one in (self, *serves)]
+            values = _merged(values, {"operator": {"extraArgs": watched}})
         began = time.monotonic()
         try:
             self.helm("install", name, values=values)

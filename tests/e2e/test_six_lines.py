@@ -47,7 +47,7 @@ def test_six_lines_answer_a_chat_and_deleting_them_leaves_nothing(cluster: Clust
     with (
         cluster.namespace("system") as system,
         cluster.namespace("llm") as namespace,
-        system.release("r", values_here()) as seconds,
+        system.release("r", values_here(), serves=(namespace,)) as seconds,
     ):
         print(f"chart installed and ready in {seconds:.1f} s")
         gateway = system.node_port("r-leadline-gateway")
@@ -88,7 +88,7 @@ def test_a_model_in_a_claim_that_a_job_fills_is_served_under_its_name(cluster: C
     with (
         cluster.namespace("system") as system,
         cluster.namespace("llm") as namespace,
-        system.release("r", values_here()),
+        system.release("r", values_here(), serves=(namespace,)),
     ):
         namespace.apply((SAMPLES / "model-from-claim.yaml").read_text())
         seconds = namespace.until(
