@@ -102,7 +102,7 @@ def test_the_operator_uses_every_right_it_has_and_lacks_none(cluster: Cluster) -
             ("netpol", "m-engine"),
         ):
             namespace.until(f"{kind} {name} is made", lambda k=kind, n=name: made(namespace, k, n), 60)
-        changed = service(cache={"size": "2Gi"}, engine={"warmupPrompts": ["Hello", "Good day"]}, replicas=2)
+        changed = service(cache={"size": "2Gi"}, engine={"warmupPrompts": ["Hello", "Good day"]})
         namespace.kubectl("apply", "-f", "-", text=json.dumps(changed))
         namespace.until(
             "the claim is asked to grow",
@@ -112,7 +112,13 @@ def test_the_operator_uses_every_right_it_has_and_lacks_none(cluster: Cluster) -
             ),
             60,
         )
-        namespace.kubectl("apply", "-f", "-", text=json.dumps(service()))
+        scaled = service(autoscaling={"min": 2, "max": 3})
+        namespace.kubectl("apply", "-f", "-", text=json.dumps(scaled))
+        namespace.until(
+            "the autoscaler scales to its least",
+            lambda: (namespace.get("isvc", "m") or {})["spec"]["replicas"] == 2,
+            90,
+        )
         for kind in ("pvc", "cm"):
             namespace.until(f"{kind} goes", lambda k=kind: not made(namespace, k, "m-engine"), 60)
         values["networkPolicy"] = {"enabled": False}
