@@ -1,0 +1,148 @@
+"""Many InferenceServices at once: time until all are Ready, the operator's CPU and memory, its API writes,
+and its writes in the minute after. Targets: 60 s, at most 15 writes a service, none in the minute after.
+Needs a cluster that KUBECONFIG names, with the CRD and kwok's fake nodes (pods turn ready at once):
+
+    ../shared/cluster/fake-nodes.sh DIR 50
+    python benchmarks/operator_scale.py --services 200 --record
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from record import record
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--services", type=int, default=200)
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--quiet-seconds", type=float, default=60.0)
+    parser.add_argument("--record", action="store_true", help="append to results.jsonl")
+    args = parser.parse_args()
+    if not os.environ.get("KUBECONFIG"):
+        print("set KUBECONFIG to a cluster with fake nodes; see the head of this file", file=sys.stderr)
+        return 0
+    namespace = f"scale-{os.getpid()}"
+    _kubectl("create", "namespace", namespace)
+    try:
+        found = _measure(namespace, args)
+    finally:
+        _kubectl("delete", "namespace", namespace, "--wait=false")
+    print(json.dumps(found, indent=2))
+    if args.record:
+        for unit, value in found.items():
+            record(f"{args.services} InferenceServices of {args.replicas}", value, unit, engine="operator")
+    return 0
+
+
+def _measure(namespace: str, args: argparse.Namespace) -> dict[str, float]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "leadline.cli.main", "operator", f"--port={port}"),
+                *(f"--namespace={namespace}", f"--own-namespace={namespace}", "--operator-name=scale"),
+            ],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            _until(lambda: _metrics(port).get("leadline_operator_leading") == 1.0, 60)
+            items = [_service(f"s{number}", args.replicas) for number in range(args.services)]
+            began = time.monotonic()
+            everything = {"kind": "List", "apiVersion": "v1", "items": items}
+            _kubectl("apply", "-n", namespace, "-f", "-", text=json.dumps(everything))
+            applied = time.monotonic() - began
+            ready = 'leadline_operator_services{reason="Ready"}'
+            _until(lambda: _metrics(port).get(ready, 0) == args.services, 600)
+            took = time.monotonic() - began
+            usage = psutil.Process(process.pid)
+            cpu, memory = sum(usage.cpu_times()[:2]), usage.memory_info().rss
+            writes = _writes(port)
+            time.sleep(args.quiet_seconds)
+            later = _writes(port) - writes
+        finally:
+            process.terminate()
+            process.wait(20)
+    return {
+        "s to all Ready": round(took, 1),
+        "s of which kubectl apply": round(applied, 1),
+        "CPU s of the operator": round(cpu, 1),
+        "MiB of the operator": round(memory / 2**20, 1),
+        "writes a service": round(writes / args.services, 2),
+        f"writes in the next {args.quiet_seconds:.0f} s": later,
+    }
+
+
+def _service(name: str, replicas: int) -> dict[str, Any]:
+    tolerations = [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}]
+    return {
+        "apiVersion": "serving.leadline.io/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": name, "labels": {"serving.leadline.io/operator": "scale"}},
+        "spec": {
+            "model": "hf://Qwen/Qwen3-8B",
+            "replicas": replicas,
+            "accelerator": {"tolerations": tolerations, "nodeSelector": {"leadline.test/fake": "true"}},
+        },
+    }
+
+
+def _kubectl(*words: str, text: str | None = None) -> None:
+    beside = Path(os.environ["KUBECONFIG"]).parent / "bin"
+    path = f"{os.environ['PATH']}{os.pathsep}{beside}"
+    subprocess.run(
+        ["kubectl", *words],
+        input=text,
+        text=True,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PATH": path},
+    )
+
+
+def _metrics(port: int) -> dict[str, float]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+    except OSError:
+        return {}
+    return {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")
+    }
+
+
+def _writes(port: int) -> float:
+    """All but renewals of the Lease."""
+    return sum(
+        value
+        for name, value in _metrics(port).items()
+        if name.startswith("leadline_operator_api_writes_total") and 'kind="Lease"' not in name
+    )
+
+
+def _until(condition: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"not reached within {seconds} s")
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
