@@ -9,6 +9,7 @@ Needs a cluster that KUBECONFIG names, with the CRD and kwok's fake nodes (pods 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import socket
@@ -22,6 +23,9 @@ from typing import Any
 
 import psutil
 
+from leadline.operator.api import ApiClient
+from leadline.operator.kinds import SERVICE
+from leadline.operator.shell import kopf_settings, login
 from record import record
 
 
@@ -65,9 +69,8 @@ def _measure(namespace: str, args: argparse.Namespace) -> dict[str, float]:
             _until(lambda: _metrics(port).get("leadline_operator_leading") == 1.0, 60)
             items = [_service(f"s{number}", args.replicas) for number in range(args.services)]
             began = time.monotonic()
-            everything = {"kind": "List", "apiVersion": "v1", "items": items}
-            _kubectl("apply", "-n", namespace, "-f", "-", text=json.dumps(everything))
-            applied = time.monotonic() - began
+            asyncio.run(_create(namespace, items))
+            created = time.monotonic() - began
             ready = 'leadline_operator_services{reason="Ready"}'
             _until(lambda: _metrics(port).get(ready, 0) == args.services, 600)
             took = time.monotonic() - began
@@ -81,7 +84,7 @@ def _measure(namespace: str, args: argparse.Namespace) -> dict[str, float]:
             process.wait(20)
     return {
         "s to all Ready": round(took, 1),
-        "s of which kubectl apply": round(applied, 1),
+        "s of which creating them": round(created, 1),
         "CPU s of the operator": round(cpu, 1),
         "MiB of the operator": round(memory / 2**20, 1),
         "writes a service": round(writes / args.services, 2),
@@ -103,13 +106,24 @@ def _service(name: str, replicas: int) -> dict[str, Any]:
     }
 
 
-def _kubectl(*words: str, text: str | None = None) -> None:
+async def _create(namespace: str, items: list[dict[str, Any]]) -> None:
+    """Faster than kubectl, which sends one after the other."""
+    info = login(settings=kopf_settings())
+    assert info is not None
+    api = ApiClient(info)
+    try:
+        for item in items:
+            item["metadata"]["namespace"] = namespace
+        await asyncio.gather(*(api.create(item, SERVICE) for item in items))
+    finally:
+        await api.close()
+
+
+def _kubectl(*words: str) -> None:
     beside = Path(os.environ["KUBECONFIG"]).parent / "bin"
     path = f"{os.environ['PATH']}{os.pathsep}{beside}"
     subprocess.run(
         ["kubectl", *words],
-        input=text,
-        text=True,
         check=True,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PATH": path},
