@@ -68,7 +68,11 @@ def test_a_release_installs_upgrades_answers_its_test_and_leaves_nothing(cluster
         kinds = "deploy,rs,pod,svc,endpointslices,sa,cm,secret,netpol,pdb,role,rolebinding"
         kinds += ",clusterrole,clusterrolebinding"
         label = "app.kubernetes.io/instance=r,app.kubernetes.io/part-of=leadline"
-        namespace.until("nothing of the release is left", lambda: not namespace.items(kinds, label), 60)
+        gone = namespace.until(
+            "nothing of the release is left", lambda: not namespace.items(kinds, label), 60
+        )
+        print(f"gone {gone:.1f} s after the uninstall")
+        assert gone < 28, "some process does not end on SIGTERM and was killed after its 30 s"
         assert cluster.kubectl("get", "crd", "inferenceservices.serving.leadline.io"), (
             "services outlive a release"
         )
