@@ -1,5 +1,5 @@
-"""The cluster of the cluster tests. tests/conftest.py leaves them out, and says so, without KUBECONFIG; with it a
-tool or an image that is missing is a failure."""
+"""The cluster under test. Without KUBECONFIG tests/conftest.py leaves them out and says so; with it,
+a tool or an image that is missing is a failure."""
 
 from __future__ import annotations
 
