@@ -39,6 +39,15 @@ OPERATIONS = {
 def test_every_answer_is_one_the_document_promises(
     server: LiveServer, label: str, mode: GenerationMode
 ) -> None:
+    _ask_at_random(server, label, mode)
+
+
+@pytest.mark.parametrize("label", ["POST /v1/chat/completions", "POST /v1/completions"])
+def test_every_stream_is_one_the_document_promises(server: LiveServer, label: str) -> None:
+    _ask_at_random(server, label, GenerationMode.POSITIVE, stream=True)
+
+
+def _ask_at_random(server: LiveServer, label: str, mode: GenerationMode, **fields: object) -> None:
     operation = OPERATIONS[label]
     if mode is GenerationMode.NEGATIVE and not operation.body:
         return  # nothing to get wrong
@@ -50,6 +59,7 @@ def test_every_answer_is_one_the_document_promises(
     def ask(case: schemathesis.Case) -> None:
         if isinstance(case.body, dict):
             _make_short(case.body)
+            case.body.update(fields)
         response = case.call(base_url=server.url, timeout=120)
         limit = TIME_LIMITS.get(response.status_code)
         if limit is not None and isinstance(case.body, dict) and case.body.get(limit[0]) is not None:

@@ -74,6 +74,13 @@ _OPERATIONS: list[tuple[str, str, str, Any, Any, Any, tuple[int, ...]]] = [
 ]
 
 
+def _event(chunk: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
+    """One server-sent event: before OpenAPI 3.2, by convention, `schema` of a stream describes each."""
+    json_text = {"type": "string", "contentMediaType": "application/json"}
+    data = [json_text | {"contentSchema": {"anyOf": [chunk, error]}}, {"const": "[DONE]"}]
+    return {"type": "object", "required": ["data"], "properties": {"data": {"anyOf": data}}}
+
+
 @functools.cache
 def document() -> dict[str, Any]:
     types = [ErrorResponse]
@@ -85,7 +92,7 @@ def document() -> dict[str, Any]:
     for path, method, summary, request, answer, chunk, errors in _OPERATIONS:
         content = {"application/json": {"schema": schema_of[answer]}}
         if chunk is not None:
-            content["text/event-stream"] = {"schema": {"type": "string"}}
+            content["text/event-stream"] = {"schema": _event(schema_of[chunk], schema_of[ErrorResponse])}
         responses: dict[str, Any] = {"200": {"description": "OK", "content": content}}
         for status in errors:
             responses[str(status)] = {
