@@ -51,6 +51,7 @@ def proxy_settings(config: GatewayConfig, **changes: Any) -> ProxySettings:
         "first_byte_timeout": upstream.first_byte_timeout_seconds,
         "idle_timeout": upstream.idle_timeout_seconds,
         "max_attempts": 1 + upstream.retries,
+        "hedge_after": upstream.hedge_after_seconds,
         "migration": "auto" if upstream.migrations else "off",
         "max_migrations": upstream.migrations,
         "breaker_failures": upstream.breaker_failures,

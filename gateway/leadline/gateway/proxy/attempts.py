@@ -166,23 +166,19 @@ class Dispatcher:
             if ticket is not None:
                 ticket.routed()
             tried.add(attempt.pod.id)
-            try:
-                reason = await self._try(call, attempt, extra or {})
-            except UpstreamError as error:
-                attempt.failed()
-                attempt.close()
-                problem = error
-                reason = _reason_of(error)
-                logger.info("pod %s: %s", attempt.pod.id, error)
-            except BaseException:
-                attempt.close()
-                raise
+            hedge = self.settings.hedge_after if not number else 0.0
+            if hedge:
+                attempt, outcome = await self._hedged(call, attempt, extra or {}, tried, hedge)
             else:
-                if not reason:
-                    return attempt
+                outcome = await self._run(call, attempt, extra or {})
+            if outcome is None:
+                return attempt
+            if isinstance(outcome, UpstreamError):
+                problem = outcome
+                call.metrics.retried(_reason_of(outcome))
+            else:
                 refusal = attempt
-                attempt.close()
-            call.metrics.retried(reason)
+                call.metrics.retried(outcome)
         if refusal is not None:
             return refusal
         raise self._nothing(call, problem)
@@ -206,6 +202,58 @@ class Dispatcher:
         missing = max(0, prompt.tokens - matched)
         # Last, so that nothing can fail between opening the lease and handing over what closes it.
         return Attempt(self, call, pod, missing, -(-missing // service.block_size))
+
+    async def _run(
+        self, call: Call, attempt: Attempt, extra: dict[str, object]
+    ) -> UpstreamError | str | None:
+        """None if the attempt answers; else it is closed, and this is why to go elsewhere."""
+        try:
+            reason = await self._try(call, attempt, extra)
+        except UpstreamError as error:
+            attempt.failed()
+            attempt.close()
+            logger.info("pod %s: %s", attempt.pod.id, error)
+            return error
+        except BaseException:
+            attempt.close()
+            raise
+        if reason:
+            attempt.close()
+        return reason or None
+
+    async def _hedged(
+        self, call: Call, attempt: Attempt, extra: dict[str, object], tried: set[str], delay: float
+    ) -> tuple[Attempt, UpstreamError | str | None]:
+        """Like `_run`, with a rival on another pod after `delay` seconds: the attempt that answers first, or,
+        if none does, the one that failed last. The other is closed, which tells its pod to stop."""
+        routed = {attempt: (call.decision, call.predicted)}
+        racers = {asyncio.ensure_future(self._run(call, attempt, extra)): attempt}
+        try:
+            done, _ = await asyncio.wait(racers, timeout=delay)
+            pods = [
+                pod
+                for pod in self.admission.candidates(call.service, time.monotonic())
+                if pod.id not in tried
+            ]
+            if not done and pods:
+                rival = self._open(call, pods)
+                tried.add(rival.pod.id)
+                routed[rival] = (call.decision, call.predicted)
+                racers[asyncio.ensure_future(self._run(call, rival, extra))] = rival
+                call.metrics.retried("hedge")
+            while True:
+                done, _ = await asyncio.wait(racers, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    ended, outcome = racers.pop(task), task.result()
+                    if outcome is None or not racers:
+                        call.decision, call.predicted = routed[ended]
+                        return ended, outcome
+        finally:
+            for task in racers:
+                task.cancel()
+            await asyncio.gather(*racers, return_exceptions=True)
+            for loser in racers.values():
+                loser.close()
 
     async def _try(self, call: Call, attempt: Attempt, extra: dict[str, object]) -> str:
         """Why to go elsewhere, or ""."""

@@ -20,6 +20,9 @@ class ProxySettings:
     probe_timeout: float = 5.0
     max_attempts: int = 3
     """Pods tried for one request before its first byte."""
+    hedge_after: float = 0.0
+    """A first pod that has not answered for so long gets a rival: a second pod is asked the same, the answer
+    that comes first is the client's, the other is cut off. 0: never."""
     migration: Literal["auto", "on", "off"] = "auto"
     """Streams go on on another pod when theirs dies. auto: where the pods report as Leadline's engines do."""
     max_migrations: int = 3
