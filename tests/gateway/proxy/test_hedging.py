@@ -11,6 +11,8 @@ from leadline.gateway.app import proxy_settings
 from leadline.gateway.config import GatewayConfig, UpstreamConfig
 
 SLOW = 0.6
+AT_RANDOM = {"policy": "random", "policy_options": {"seed": 1}}
+"""Prefix routing would stay with whichever pod it picked first."""
 
 
 async def slow_ok(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
@@ -26,7 +28,7 @@ def asked(*scripted: ScriptedPod) -> list[int]:
 async def test_a_slow_pod_gets_a_rival_whose_answer_the_client_gets_once(body: object) -> None:
     async with (
         pods(hang, ok) as (slow, quick),
-        gateway_to(slow.address, quick.address, hedge_after=0.05) as rig,
+        gateway_to(slow.address, quick.address, service=AT_RANDOM, hedge_after=0.05) as rig,
     ):
         for _ in range(6):
             response = await rig.post(body)
