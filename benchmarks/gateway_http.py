@@ -288,6 +288,9 @@ def commands(
         leadline(f"leadline, {given.workers} workers", given.workers, [])
     if given.model:
         leadline("leadline, exact tokens, 1 worker", 1, ["--model", given.model])
+        if given.workers > 1:
+            name = f"leadline, exact tokens, {given.workers} workers"
+            leadline(name, given.workers, ["--model", given.model])
     if given.routers:
         urls = [f"http://{engine}" for engine in engines]
         for name, start in (("vllm-router", []), ("sglang-router", ["launch"])):
