@@ -22,6 +22,7 @@ from operator_builders import (
 
 from leadline.operator.observed import Observed
 from leadline.operator.plan import plan
+from leadline.protocol.isvc_termination import TERMINATION_VARIABLE, read_termination, write_termination
 
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available."
 
@@ -128,6 +129,74 @@ def test_a_refused_token_is_unauthorized(sentence: str) -> None:
     status = waiting("CrashLoopBackOff", "", last=ended(1, f"leadline: {sentence}\n"))
     made = plan_of(children=deployment(), pods=[pod(containerStatuses=[status])])
     assert condition(made)["reason"] == "Unauthorized"
+
+
+def _crash(message: str, code: int = 1) -> str:
+    """The reason of Ready when the engine has ended with this termination message."""
+    status = waiting("CrashLoopBackOff", "", last=ended(code, message))
+    made = condition(plan_of(children=deployment(), pods=[pod(containerStatuses=[status])]))
+    return f"{made['reason']} {made['message']}"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["model-path", "file:///nowhere"], "ModelNotFound p1: no model at /nowhere"),
+        (["serve", "smollm2", "--port=70000"], "ConfigError p1: port must lie between 0 and 65535"),
+    ],
+)
+def test_the_command_leaves_its_errors_type_and_sentence_where_kubernetes_reads_them(
+    words: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from leadline.cli.main import main
+
+    monkeypatch.setenv(TERMINATION_VARIABLE, str(tmp_path / "log"))
+    assert main(words) == 1
+    assert _crash((tmp_path / "log").read_text()).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("Unauthorized", "Unauthorized"),
+        ("ModelNotFound", "ModelNotFound"),
+        ("UnsupportedModel", "ModelUnsupported"),
+        ("OutOfMemory", "OutOfMemory"),
+        ("ConfigError", "ConfigError"),
+        ("EngineDead", "CrashLoop"),
+        ("KeyError", "CrashLoop"),
+    ],
+)
+def test_an_errors_type_decides_whatever_its_words_are(kind: str, reason: str, tmp_path: Path) -> None:
+    import builtins
+
+    from leadline.engine import errors
+
+    assert issubclass(getattr(errors, kind, None) or getattr(builtins, kind), Exception)
+    write_termination(str(tmp_path / "log"), kind, "no model at this architecture")
+    assert _crash((tmp_path / "log").read_text()) == (
+        f"{reason} p1: no model at this architecture"
+        if reason != "CrashLoop"
+        else "CrashLoop p1: engine ended with exit code 1: no model at this architecture"
+    )
+
+
+def test_the_gpus_own_words_for_a_lack_of_memory_are_understood(tmp_path: Path) -> None:
+    write_termination(str(tmp_path / "log"), "OutOfMemoryError", "CUDA out of memory. Tried to allocate")
+    assert _crash((tmp_path / "log").read_text()).startswith("OutOfMemory ")
+
+
+def test_a_termination_message_keeps_within_what_kubernetes_keeps(tmp_path: Path) -> None:
+    write_termination(str(tmp_path / "log"), "ConfigError", '"模型"' * 5000)
+    assert len((tmp_path / "log").read_bytes()) <= 4096
+    told = read_termination((tmp_path / "log").read_text())
+    assert told is not None
+    assert len(told.message) > 1000
+
+
+def test_an_argument_that_this_engine_does_not_know_is_a_config_error() -> None:
+    usage = "usage: leadline serve [-h]\nleadline serve: error: unrecognized arguments: --colour=red"
+    assert _crash(usage, 2).startswith("ConfigError p1: leadline serve: error: unrecognized")
 
 
 def test_a_failing_init_container_says_why_too() -> None:

@@ -8,6 +8,7 @@ usage, 130 interrupted. Nothing heavier than the settings is imported before a s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
+        _leave_word(error)
         if os.environ.get("LEADLINE_DEBUG") == "1":
             raise
         print(f"leadline: {_one_line(error)}", file=sys.stderr)
@@ -76,6 +78,17 @@ class _Version(argparse.Action):
         except PackageNotFoundError:
             print("leadline (not installed)")
         parser.exit()
+
+
+def _leave_word(error: Exception) -> None:
+    """In a pod, for whoever reads why it ended: the operator."""
+    from leadline.protocol.isvc_termination import TERMINATION_VARIABLE, write_termination
+
+    path = os.environ.get(TERMINATION_VARIABLE)
+    if path:
+        # The line on standard error is the fallback.
+        with contextlib.suppress(OSError):
+            write_termination(path, type(error).__name__, _one_line(error))
 
 
 def _one_line(error: Exception) -> str:

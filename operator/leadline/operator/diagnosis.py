@@ -3,8 +3,8 @@ most.
 
 Room: operator. Pure. Sources: core/v1 PodStatus; reasons of waiting containers are the kubelet's
 (ErrImagePull, ImagePullBackOff, CrashLoopBackOff, CreateContainerConfigError, …); the scheduler writes why a
-pod cannot be placed into the condition PodScheduled. What the engine said before it ended is its termination
-message, because the pod template sets FallbackToLogsOnError.
+pod cannot be placed into the condition PodScheduled. Why the engine ended is its termination message: a typed
+error by name (`isvc_termination`), or, where the process could not write it, the end of its log.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from leadline.operator.names import CONTAINER
 from leadline.protocol.isvc import Reason
+from leadline.protocol.isvc_termination import read_termination
 
 __all__ = ["Finding", "diagnose_pod", "is_ready", "worst"]
 
@@ -31,7 +32,20 @@ _PULL = {
 }
 _CONFIG = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
 
-# What the engine's typed errors say (engine/hub, engine/errors.py), first match wins.
+# The engine's typed errors (engine/errors.py) by name; what is not here (EngineDead, a KeyError) is a crash.
+_TYPES = {
+    "Unauthorized": Reason.UNAUTHORIZED,
+    "ModelNotFound": Reason.MODEL_NOT_FOUND,
+    "UnsupportedModel": Reason.MODEL_UNSUPPORTED,
+    "OutOfMemory": Reason.OUT_OF_MEMORY,
+    "ConfigError": Reason.CONFIG_ERROR,
+}
+
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|OutOfMemory|do(es)? not fit|not enough (GPU )?memory|Cannot allocate memory", re.I
+)
+
+# For images that do not write their error's name: what its sentences say. First match wins.
 _SENTENCES: tuple[tuple[Reason, re.Pattern[str]], ...] = (
     (
         Reason.UNAUTHORIZED,
@@ -45,12 +59,9 @@ _SENTENCES: tuple[tuple[Reason, re.Pattern[str]], ...] = (
             r"no folder '|no model '|a model is a folder|the hub answered HTTP"
         ),
     ),
-    (
-        Reason.OUT_OF_MEMORY,
-        re.compile(
-            r"out of memory|OutOfMemory|do(es)? not fit|not enough (GPU )?memory|Cannot allocate memory", re.I
-        ),
-    ),
+    (Reason.OUT_OF_MEMORY, _OUT_OF_MEMORY),
+    # argparse, of an argument that this engine does not know
+    (Reason.CONFIG_ERROR, re.compile(r"^leadline serve: error: ")),
     (Reason.MODEL_UNSUPPORTED, re.compile(r"architecture|is not supported|unsupported", re.I)),
 )
 
@@ -58,6 +69,7 @@ _ORDER = [
     Reason.UNAUTHORIZED,
     Reason.MODEL_NOT_FOUND,
     Reason.MODEL_UNSUPPORTED,
+    Reason.CONFIG_ERROR,
     Reason.OUT_OF_MEMORY,
     Reason.IMAGE_PULL_FAILED,
     Reason.CONFIG_FAILED,
@@ -154,14 +166,19 @@ def _diagnose_container(pod: str, container: dict[str, Any]) -> Finding | None:
     # A container that runs again after a crash is still the container that crashed, until it is ready: so the
     # reason stays put while the kubelet restarts it.
     message = str(ended.get("message", ""))
-    said = _last_line(message)
     if ended.get("reason") == "OOMKilled":
         return Finding(
             Reason.OUT_OF_MEMORY, f"{pod}: {container['name']} was killed at its memory limit", pod
         )
-    for known, pattern in _SENTENCES:
-        if pattern.search(said):
-            return Finding(known, f"{pod}: {_short(said)}", pod)
+    typed = read_termination(message)
+    said = typed.message if typed is not None else _last_line(message)
+    known = _TYPES.get(typed.reason) if typed is not None else None
+    if known is None:
+        # An error without a type of ours may still be the GPU's, which torch words.
+        sentences = _SENTENCES if typed is None else [(Reason.OUT_OF_MEMORY, _OUT_OF_MEMORY)]
+        known = next((reason for reason, pattern in sentences if pattern.search(said)), None)
+    if known is not None:
+        return Finding(known, f"{pod}: {_short(said)}", pod)
     text = f"{pod}: {container['name']} ended with exit code {ended.get('exitCode')}"
     return Finding(Reason.CRASH_LOOP, f"{text}: {_short(said)}" if said else text, pod)
 

@@ -26,11 +26,14 @@ from leadline.operator.objects.context import ServiceContext, digest, secret_dig
 from leadline.operator.objects.support import warmup_text
 from leadline.operator.strategic import strategic_merge
 from leadline.protocol.isvc import label
+from leadline.protocol.isvc_termination import TERMINATION_VARIABLE
 
 __all__ = ["pod_template"]
 
 USER = 65532
 """User and group of the container, and group of its volumes. Images must not need another."""
+TERMINATION_LOG = "/dev/termination-log"
+"""Kubernetes' own default; the kubelet mounts a file there that the container's user may write."""
 _PRE_STOP_SECONDS = 5
 """Between the pod's removal from the endpoints and SIGTERM: gateways have stopped sending by then (P8)."""
 _EXIT_SECONDS = 15
@@ -127,7 +130,8 @@ def _container(context: ServiceContext) -> dict[str, Any]:
         "readinessProbe": _probe("/ready", _PROBE_SECONDS, 2),
         "livenessProbe": _probe("/health", 10, 6),
         "lifecycle": {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},
-        # What the engine said last is what the status says of a crash.
+        # What the engine said last is what the status says of a crash: a typed error by name, else its log.
+        "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -198,6 +202,7 @@ def _environment(context: ServiceContext) -> list[dict[str, Any]]:
         {"name": "LEADLINE_CACHE", "value": "/cache/leadline"},
         {"name": "HF_HOME", "value": "/cache/huggingface"},
         {"name": "HOME", "value": "/tmp"},
+        {"name": TERMINATION_VARIABLE, "value": TERMINATION_LOG},
     ]
     if spec.aliases:
         environment.append({"name": "LEADLINE_ALIASES", "value": ",".join(spec.aliases)})
