@@ -182,6 +182,14 @@ def test_a_change_of_ours_is_put_right_and_a_deleted_child_comes_back(
             return cluster.get("svc", "held-engine")["spec"]["selector"]
 
         until(lambda: selector().get("serving.leadline.io/service") == "held", explain=process.text)
+        # The labels by which children are watched and found are put back too, when somebody takes them away.
+        for key in ("serving.leadline.io/service", "app.kubernetes.io/managed-by"):
+            before = cluster.get("netpol", "held-engine")["metadata"]["labels"]
+            cluster.kubectl("label", "netpol", "held-engine", f"{key}-")
+            until(
+                lambda before=before: cluster.get("netpol", "held-engine")["metadata"]["labels"] == before,
+                explain=process.text,
+            )
 
 
 def test_a_service_that_is_made_again_at_once_does_not_trip_over_its_predecessor(

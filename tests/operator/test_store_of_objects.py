@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from leadline.operator.kinds import BY_KIND, POD, SERVICE
 from leadline.operator.names import SERVICE_LABEL
 from leadline.operator.store import Store
+from leadline.protocol.isvc import API_VERSION, KIND
 
 DEPLOYMENT = BY_KIND["Deployment"]
 KEY = ("team", "qwen")
@@ -64,3 +67,36 @@ def test_a_complete_list_removes_what_is_gone_but_nothing_that_is_newer_than_it(
     assert {one["metadata"]["name"] for one in store.pods(KEY)} == {"come", "newer"}
     assert store.pods(("other", "qwen"))
     assert store.replace_all(POD, [item("come", 12), item("newer", 30)], "40", "team") == set()
+
+
+def owned(version: int, labels: dict[str, str]) -> dict[str, Any]:
+    made = item("d", version)
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "qwen", "uid": "s", "controller": True}
+    made["metadata"] |= {"labels": labels, "ownerReferences": [owner]}
+    return made
+
+
+@pytest.mark.parametrize("labels", [{}, {SERVICE_LABEL: "other"}])
+def test_a_child_that_loses_its_label_is_still_its_owners(labels: dict[str, str]) -> None:
+    store = Store()
+    store.put(DEPLOYMENT, owned(1, {SERVICE_LABEL: "qwen"}))
+    assert store.put(DEPLOYMENT, owned(2, labels)) == KEY
+    assert store.children(KEY)["Deployment", "d"]["metadata"]["labels"] == labels
+    assert store.services() == [KEY]
+    assert store.remove(DEPLOYMENT, owned(3, labels)) == KEY
+    assert store.services() == []
+
+
+def test_a_pod_whose_label_is_taken_away_leaves_its_service() -> None:
+    store = Store()
+    store.put(POD, item("p", 1))
+    assert store.put(POD, item("p", 2, ours=False)) == KEY
+    assert store.pods(KEY) == []
+    assert store.put(POD, item("p", 3)) == KEY
+    assert len(store.pods(KEY)) == 1
+
+
+def test_another_kind_of_owner_does_not_make_an_object_a_services() -> None:
+    stranger = owned(1, {})
+    stranger["metadata"]["ownerReferences"][0]["apiVersion"] = "serving.kserve.io/v1beta1"
+    assert Store().put(DEPLOYMENT, stranger) is None

@@ -1,7 +1,9 @@
 """A copy of the objects that matter, kept by watches and put right by resyncs.
 
 Room: operator. Objects are found by service: (namespace, name of the InferenceService). An older version
-never replaces a newer one, whatever order a watch, a list and the answer to our own write arrive in.
+never replaces a newer one, whatever order a watch, a list and the answer to our own write arrive in. Whose a
+child is says its controller; its label only where it has none (pods, whose controller is a ReplicaSet). So a
+child that loses its label is still found, seen to differ from the wish, and put right.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 
 from leadline.operator.kinds import POD, SERVICE, Kind
 from leadline.operator.names import SERVICE_LABEL
+from leadline.protocol.isvc import GROUP, KIND
 
 __all__ = ["Key", "Store", "service_of"]
 
@@ -24,14 +27,25 @@ def service_of(kind: Kind, item: Object) -> Key | None:
     metadata = item["metadata"]
     if kind == SERVICE:
         return metadata["namespace"], metadata["name"]
-    name = (metadata.get("labels") or {}).get(SERVICE_LABEL)
+    name = _owner(metadata) or (metadata.get("labels") or {}).get(SERVICE_LABEL)
     return (metadata["namespace"], name) if name else None
+
+
+def _owner(metadata: Object) -> str:
+    """Name of the InferenceService that controls an object; empty if none does."""
+    for owner in metadata.get("ownerReferences") or []:
+        if owner.get("controller") and owner.get("kind") == KIND:
+            if str(owner.get("apiVersion", "")).partition("/")[0] == GROUP:
+                return str(owner["name"])
+    return ""
 
 
 class Store:
     def __init__(self) -> None:
         self._items: dict[Key, dict[tuple[str, str], Object]] = {}
         """Service → (kind, name) → object."""
+        self._keys: dict[tuple[str, str, str], Key] = {}
+        """(kind, namespace, name) → service, of all that is in `_items`."""
 
     def services(self) -> list[Key]:
         """Every service that exists or has left something behind."""
@@ -51,29 +65,38 @@ class Store:
         return [item for (kind, _), item in self._items.get(key, {}).items() if kind == POD.kind]
 
     def put(self, kind: Kind, item: Object) -> Key | None:
-        """Take an object in; the service it concerns, None if that changes nothing."""
-        key = service_of(kind, item)
-        if key is None:
-            return None
-        place = kind.kind, item["metadata"]["name"]
-        old = self._items.get(key, {}).get(place)
+        """Take an object in; the service it concerns, None if that changes nothing. An object that is no
+        longer a service's leaves it."""
+        metadata, key = item["metadata"], service_of(kind, item)
+        place = kind.kind, metadata["name"]
+        before = self._keys.get((kind.kind, metadata["namespace"], metadata["name"]))
+        old = self._items.get(before, {}).get(place) if before is not None else None
         if old is not None and not _newer(item, old):
             return None
+        if before is not None and before != key:
+            self._drop(before, place)
+        if key is None:
+            return before
         self._items.setdefault(key, {})[place] = item
+        self._keys[kind.kind, metadata["namespace"], metadata["name"]] = key
         return key
 
     def remove(self, kind: Kind, item: Object) -> Key | None:
-        key = service_of(kind, item)
+        metadata = item["metadata"]
+        key = self._keys.get((kind.kind, metadata["namespace"], metadata["name"]))
         if key is None:
             return None
-        items = self._items.get(key, {})
-        old = items.get((kind.kind, item["metadata"]["name"]))
-        if old is None or old["metadata"].get("uid") != item["metadata"].get("uid"):
+        place = kind.kind, metadata["name"]
+        if self._items[key][place]["metadata"].get("uid") != metadata.get("uid"):
             return None  # a successor of the same name is there already
-        del items[kind.kind, item["metadata"]["name"]]
-        if not items:
-            self._items.pop(key, None)
+        self._drop(key, place)
         return key
+
+    def _drop(self, key: Key, place: tuple[str, str]) -> None:
+        items = self._items[key]
+        del items[place], self._keys[place[0], key[0], place[1]]
+        if not items:
+            del self._items[key]
 
     def replace_all(
         self, kind: Kind, listed: Iterable[Object], version: str, namespace: str = ""
