@@ -6,6 +6,7 @@ helm is needed, on PATH or beside the kubeconfig: where there is no cluster, onl
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,18 @@ EVERYTHING = {
         "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["llm.example.org"]},
         "nodeSelector": {"pool": "cpu"},
         "tolerations": [{"key": "a", "operator": "Exists"}],
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+        ],
+        "podDisruptionBudget": {"maxUnavailable": "34%"},
+        "extraVolumes": [{"name": "ca", "secret": {"secretName": "ca"}}],
+        "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca"}],
+        "extraEnv": [{"name": "SSL_CERT_FILE", "value": "/etc/ca/ca.crt"}],
+        "priorityClassName": "system-cluster-critical",
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"c": "d"},
     },
-    "operator": {"replicas": 2},
+    "operator": {"replicas": 2, "affinity": {"nodeAffinity": {}}},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "commonLabels": {"team": "llm"},
     "commonAnnotations": {"note": "x"},
@@ -35,6 +46,12 @@ MODES = {
     "namespaced": {"namespaced": True},
     "everything": EVERYTHING,
     "external": {"valkey": {"enabled": False}, "externalRedis": {"url": "rediss://:p@redis:6379/0"}},
+    "external host": {
+        "valkey": {"enabled": False},
+        "externalRedis": {"host": "redis", "tls": True, "passwordSecret": {"name": "mine"}},
+    },
+    "password of one's own": {"valkey": {"existingSecret": "mine", "existingSecretKey": "pass"}},
+    "autoscaled": {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 3}}},
     "existing secret": {"valkey": {"enabled": False}, "externalRedis": {"existingSecret": "mine"}},
     "no redis": {"valkey": {"enabled": False}},
     "gateway only": {"operator": {"enabled": False}, "crds": {"install": False}},
@@ -58,10 +75,12 @@ def test_the_plain_manifests_are_those_of_the_chart(cluster: Cluster) -> None:
     assert {one["metadata"].get("namespace", "leadline-system") for one in built} == {"leadline-system"}
 
 
-def render(cluster: Cluster, folder: Path, values: dict[str, Any], name: str = "r") -> list[dict[str, Any]]:
+def render(
+    cluster: Cluster, folder: Path, values: dict[str, Any], name: str = "r", chart: Path = CHART
+) -> list[dict[str, Any]]:
     file = folder / "values.json"
     file.write_text(json.dumps(values))
-    text = cluster.helm("template", name, str(CHART), "--namespace", "system", "--values", str(file))
+    text = cluster.helm("template", name, str(chart), "--namespace", "system", "--values", str(file))
     return [document for document in yaml.safe_load_all(text) if document]
 
 
@@ -139,6 +158,13 @@ def test_two_releases_share_no_name_but_that_of_the_crd(cluster: Cluster, tmp_pa
         ({"gateway": {"service": {"type": "Nodeport"}}}, "service/type"),
         ({"engine": {"accelerator": "tpu"}}, "accelerator"),
         ({"externalRedis": {"url": "redis://x:6379"}}, "set valkey.enabled to false"),
+        ({"externalRedis": {"host": "x"}}, "externalRedis.host is set, but valkey.enabled is true"),
+        (
+            {"valkey": {"enabled": False}, "externalRedis": {"host": "x", "existingSecret": "y"}},
+            "set one of externalRedis.existingSecret, externalRedis.host, not 2",
+        ),
+        ({"valkey": {"password": "x", "existingSecret": "y"}}, "not both"),
+        ({"gateway": {"autoscaling": {"enabled": True, "minReplicas": 11}}}, "must not be greater"),
         ({"gateway": {"ingress": {"enabled": True}}}, "must name a host"),
     ],
 )
@@ -147,3 +173,74 @@ def test_wrong_values_are_refused_with_a_sentence(
 ) -> None:
     with pytest.raises(AssertionError, match=sentence):
         render(cluster, tmp_path, values)
+
+
+def named(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    found = [one for one in documents if one["kind"] == kind and one["metadata"]["name"] == name]
+    assert len(found) == 1, f"{len(found)} of {kind} {name}"
+    return found[0]
+
+
+@pytest.mark.cluster
+def test_what_users_set_for_the_gateways_pods_is_in_them(cluster: Cluster, tmp_path: Path) -> None:
+    documents = render(cluster, tmp_path, EVERYTHING)
+    template = named(documents, "Deployment", "r-leadline-gateway")["spec"]["template"]
+    labels, annotations, spec = (
+        template["metadata"]["labels"],
+        template["metadata"]["annotations"],
+        template["spec"],
+    )
+    assert (labels["c"], labels["team"], annotations["a"], annotations["note"]) == ("d", "llm", "b", "x")
+    assert spec["topologySpreadConstraints"][0]["topologyKey"] == "zone"
+    assert spec["priorityClassName"] == "system-cluster-critical"
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert (spec["nodeSelector"], spec["tolerations"][0]["key"]) == ({"pool": "cpu"}, "a")
+    (container,) = spec["containers"]
+    assert {"name": "ca", "mountPath": "/etc/ca"} in container["volumeMounts"]
+    assert {"name": "ca", "secret": {"secretName": "ca"}} in spec["volumes"]
+    assert {"name": "SSL_CERT_FILE", "value": "/etc/ca/ca.crt"} in container["env"]
+    budget = named(documents, "PodDisruptionBudget", "r-leadline-gateway")["spec"]
+    assert budget["maxUnavailable"] == "34%"
+    assert budget["selector"]["matchLabels"].items() <= labels.items()
+    no_user = {"runAsUser": None, "runAsGroup": None, "fsGroup": None}
+    open_shift = render(cluster, tmp_path, {"gateway": {"podSecurityContext": no_user}})
+    pod = named(open_shift, "Deployment", "r-leadline-gateway")["spec"]["template"]["spec"]
+    assert set(pod["securityContext"]) == {"runAsNonRoot", "seccompProfile"}, "as OpenShift wants it"
+
+
+@pytest.mark.cluster
+def test_a_new_version_of_the_chart_replaces_no_pod_whose_image_stays(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    next_chart = tmp_path / "next"
+    shutil.copytree(CHART, next_chart)
+    described = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    (next_chart / "Chart.yaml").write_text(
+        yaml.safe_dump({**described, "version": "9.9.9", "appVersion": "9"})
+    )
+    kept = {"image": {"tag": "kept"}}
+    values = {"gateway": kept, "operator": kept, "engine": {**kept, "cpuImage": {"tag": "kept"}}}
+    before, after = (render(cluster, tmp_path, values, chart=chart) for chart in (CHART, next_chart))
+    assert before != after, "labels of objects say the version"
+    templates = [
+        [one["spec"]["template"] for one in documents if one["kind"] == "Deployment"]
+        for documents in (before, after)
+    ]
+    assert templates[0] == templates[1]
+    assert len(templates[0]) == 3
+
+
+@pytest.mark.cluster
+def test_an_autoscaled_gateway_leaves_its_replicas_to_the_autoscaler(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    documents = render(cluster, tmp_path, MODES["autoscaled"])
+    scaler = named(documents, "HorizontalPodAutoscaler", "r-leadline-gateway")["spec"]
+    deployment = named(documents, "Deployment", "r-leadline-gateway")
+    assert scaler["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 10)
+    assert "replicas" not in deployment["spec"]
+    assert deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert named(documents, "PodDisruptionBudget", "r-leadline-gateway")
+    config = yaml.safe_load(named(documents, "ConfigMap", "r-leadline-gateway")["data"]["gateway.yaml"])
+    assert config["limits"]["replicas"] == 10, "a tenth of each limit, where there is no Redis to count in"

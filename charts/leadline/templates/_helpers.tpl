@@ -19,6 +19,24 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
+{{/* Of pods: nothing that changes with every version of the chart, or an upgrade would replace pods that stay as they are. */}}
+{{- define "leadline.podMetadata" -}}
+labels:
+  {{- include "leadline.selector" . | nindent 2 }}
+  app.kubernetes.io/part-of: leadline
+  {{- with merge (dict) ((index .root.Values .component).podLabels | default dict) .root.Values.commonLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+annotations:
+  leadline.io/redis: {{ include "leadline.redisChecksum" .root }}
+  {{- with .config }}
+  leadline.io/config: {{ . }}
+  {{- end }}
+  {{- with merge (dict) ((index .root.Values .component).podAnnotations | default dict) .root.Values.commonAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
 {{- define "leadline.labels" -}}
 {{ include "leadline.selector" . }}
 app.kubernetes.io/part-of: leadline
@@ -56,21 +74,28 @@ annotations:
 {{- printf "%s:%s" .image.repository (.image.tag | default .root.Chart.AppVersion) -}}
 {{- end -}}
 
-{{/* Settings of every pod: what the restricted Pod Security level wants, and where it may run. */}}
-{{- define "leadline.pod" -}}
-{{- with .root.Values.imagePullSecrets }}
+{{/* Whether more than one pod may run at a time. */}}
+{{- define "leadline.several" -}}
+{{- $values := index .root.Values .component -}}
+{{- if dig "autoscaling" "enabled" false $values -}}
+{{- if gt (int $values.autoscaling.maxReplicas) 1 }}yes{{ end -}}
+{{- else if gt (int ($values.replicas | default 1)) 1 }}yes{{ end -}}
+{{- end -}}
+
+{{- define "leadline.pullSecrets" -}}
+{{- with .Values.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . }}
   {{- end }}
 {{- end }}
-securityContext:
-  runAsNonRoot: true
-  runAsUser: 65532
-  runAsGroup: 65532
-  fsGroup: 65532
-  seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{/* Settings of every pod: what the restricted Pod Security level wants, and where it may run. */}}
+{{- define "leadline.pod" -}}
+{{- include "leadline.pullSecrets" .root }}
 {{- $values := index .root.Values .component }}
+securityContext: {{ toYaml $values.podSecurityContext | nindent 2 }}
 {{- with $values.nodeSelector }}
 nodeSelector: {{ toYaml . | nindent 2 }}
 {{- end }}
@@ -80,9 +105,12 @@ tolerations: {{ toYaml . | nindent 2 }}
 {{- with $values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
-{{- if $values.affinity }}
-affinity: {{ toYaml $values.affinity | nindent 2 }}
-{{- else if gt (int ($values.replicas | default 1)) 1 }}
+{{- with $values.affinity }}
+affinity: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- if $values.topologySpreadConstraints }}
+topologySpreadConstraints: {{ toYaml $values.topologySpreadConstraints | nindent 2 }}
+{{- else if and (not $values.affinity) (include "leadline.several" .) }}
 topologySpreadConstraints:
   - maxSkew: 1
     topologyKey: kubernetes.io/hostname
@@ -93,53 +121,95 @@ topologySpreadConstraints:
 {{- end -}}
 
 {{- define "leadline.container" -}}
-securityContext:
-  allowPrivilegeEscalation: false
-  readOnlyRootFilesystem: true
-  capabilities: {drop: [ALL]}
+securityContext: {{ toYaml (index .root.Values .component).securityContext | nindent 2 }}
 resources: {{ toYaml (index .root.Values .component).resources | nindent 2 }}
 {{- end -}}
 
-{{- define "leadline.podLabels" -}}
-{{- with (index .root.Values .component).podLabels }}
-{{ toYaml . }}
+{{/* Evictions one by one, where there are several pods. */}}
+{{- define "leadline.disruptionBudget" -}}
+{{- $values := index .root.Values .component }}
+{{- if and (include "leadline.several" .) $values.podDisruptionBudget.enabled }}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  {{- include "leadline.metadata" . | nindent 2 }}
+spec:
+  maxUnavailable: {{ $values.podDisruptionBudget.maxUnavailable }}
+  selector:
+    matchLabels: {{ include "leadline.selector" . | nindent 6 }}
 {{- end }}
 {{- end -}}
 
 {{- define "leadline.hasRedis" -}}
-{{- if or .Values.valkey.enabled .Values.externalRedis.url .Values.externalRedis.existingSecret }}yes{{ end -}}
+{{- if or .Values.valkey.enabled .Values.externalRedis.url .Values.externalRedis.existingSecret .Values.externalRedis.host }}yes{{ end -}}
 {{- end -}}
 
-{{- define "leadline.redisSecret" -}}
-{{- if and (not .Values.valkey.enabled) .Values.externalRedis.existingSecret -}}
-{{ .Values.externalRedis.existingSecret }}
-{{- else -}}
+{{/* The Secret of this release, with keys url and, for its own Valkey, password. Nothing: there is none. */}}
+{{- define "leadline.ownSecret" -}}
+{{- if or (and .Values.valkey.enabled (not .Values.valkey.existingSecret)) (and (not .Values.valkey.enabled) .Values.externalRedis.url) -}}
 {{ include "leadline.fullname" . }}-redis
 {{- end -}}
 {{- end -}}
 
-{{/* The environment variable that holds the URL, in a list of env. */}}
-{{- define "leadline.redisEnv" -}}
-{{- if include "leadline.hasRedis" . -}}
-- name: LEADLINE_REDIS_URL
+{{- define "leadline.valkeyHost" -}}
+{{ include "leadline.fullname" . }}-valkey.{{ .Release.Namespace }}.svc
+{{- end -}}
+
+{{- define "leadline.secretEnv" -}}
+- name: {{ .name }}
   valueFrom:
     secretKeyRef:
-      name: {{ include "leadline.redisSecret" . }}
-      key: {{ ternary "url" .Values.externalRedis.existingSecretKey (or .Values.valkey.enabled (not .Values.externalRedis.existingSecret)) }}
+      name: {{ .secret }}
+      key: {{ .key }}
+{{- end -}}
+
+{{/* The environment that holds the URL. The kubelet puts a password of its own Secret into it. */}}
+{{- define "leadline.redisEnv" -}}
+{{- $external := .Values.externalRedis -}}
+{{- $url := "LEADLINE_REDIS_URL" -}}
+{{- if include "leadline.ownSecret" . -}}
+{{ include "leadline.secretEnv" (dict "name" $url "secret" (include "leadline.ownSecret" .) "key" "url") }}
+{{- else if .Values.valkey.enabled -}}
+{{ include "leadline.secretEnv" (dict "name" "REDIS_PASSWORD" "secret" .Values.valkey.existingSecret "key" .Values.valkey.existingSecretKey) }}
+- name: {{ $url }}
+  value: "redis://:$(REDIS_PASSWORD)@{{ include "leadline.valkeyHost" . }}:6379/0"
+{{- else if $external.existingSecret -}}
+{{ include "leadline.secretEnv" (dict "name" $url "secret" $external.existingSecret "key" $external.existingSecretKey) }}
+{{- else if $external.host -}}
+{{- $who := "" -}}
+{{- if $external.passwordSecret.name -}}
+{{- $who = printf "%s:$(REDIS_PASSWORD)@" $external.username -}}
+{{ include "leadline.secretEnv" (dict "name" "REDIS_PASSWORD" "secret" $external.passwordSecret.name "key" $external.passwordSecret.key) }}
+{{ end -}}
+- name: {{ $url }}
+  value: "{{ ternary "rediss" "redis" $external.tls }}://{{ $who }}{{ $external.host }}:{{ $external.port }}/{{ $external.database }}"
 {{- end -}}
 {{- end -}}
 
 {{/* Changes when the Redis that pods talk to changes, without telling a password. */}}
 {{- define "leadline.redisChecksum" -}}
-{{- list .Values.valkey.enabled .Values.valkey.password .Values.externalRedis | toJson | sha256sum | trunc 16 -}}
+{{- list .Values.valkey.enabled .Values.valkey.password .Values.valkey.existingSecret .Values.externalRedis | toJson | sha256sum | trunc 16 -}}
 {{- end -}}
 
 {{- define "leadline.validate" -}}
-{{- if and .Values.valkey.enabled (or .Values.externalRedis.url .Values.externalRedis.existingSecret) -}}
-{{- fail "externalRedis is set, but valkey.enabled is true: set valkey.enabled to false to use a Redis of your own" -}}
+{{- $ways := list -}}
+{{- range $key := list "url" "existingSecret" "host" -}}
+{{- if index $.Values.externalRedis $key }}{{ $ways = append $ways (printf "externalRedis.%s" $key) }}{{ end -}}
 {{- end -}}
-{{- if and .Values.externalRedis.url .Values.externalRedis.existingSecret -}}
-{{- fail "set externalRedis.url or externalRedis.existingSecret, not both" -}}
+{{- if and .Values.valkey.enabled $ways -}}
+{{- fail (printf "%s is set, but valkey.enabled is true: set valkey.enabled to false to use a Redis of your own" (first $ways)) -}}
+{{- end -}}
+{{- if gt (len $ways) 1 -}}
+{{- fail (printf "set one of %s, not %d" (join ", " $ways) (len $ways)) -}}
+{{- end -}}
+{{- if and .Values.valkey.password .Values.valkey.existingSecret -}}
+{{- fail "set valkey.password or valkey.existingSecret, not both" -}}
+{{- end -}}
+{{- with .Values.gateway.autoscaling -}}
+{{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) -}}
+{{- fail (printf "gateway.autoscaling.minReplicas (%d) must not be greater than maxReplicas (%d)" (int .minReplicas) (int .maxReplicas)) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.gateway.ingress.enabled (not .Values.gateway.ingress.hosts) -}}
 {{- fail "gateway.ingress.hosts must name a host when gateway.ingress.enabled is true" -}}
