@@ -32,6 +32,7 @@ from leadline.engine.errors import EngineDead, RequestError
 from leadline.engine.messages import CoreOutput, CoreRequest
 from leadline.engine.models.base import CausalLM
 from leadline.engine.models.config import load_model_config
+from leadline.engine.progress import ReportStage, no_report
 from leadline.engine.runner import build_runner
 from leadline.engine.runner.memory import oom_message
 from leadline.engine.sampling_params import StructuredSpec
@@ -79,6 +80,7 @@ class EngineCore:
         local: LocalModel,
         *,
         progress: bool = True,
+        report: ReportStage = no_report,
         listener: PoolListener | None = None,
         grammars: GrammarFactory | None = None,
         model: CausalLM | None = None,
@@ -86,14 +88,14 @@ class EngineCore:
         """Load the model and build everything; takes seconds to minutes.
 
         `grammars` makes matchers for structured output; None builds a `GrammarCompiler` over the model's
-        tokenizer when the first such request comes. Raises EngineError's kinds: ConfigError,
-        UnsupportedModel, OutOfMemory …
+        tokenizer when the first such request comes. `report` hears how far loading is. Raises EngineError's
+        kinds: ConfigError, UnsupportedModel, OutOfMemory …
         """
         self.config = config.validate()
         self.local = local
         self.model_config = load_model_config(local.path)
         self.runner, self.max_model_len = build_runner(
-            config, local, self.model_config, progress=progress, model=model
+            config, local, self.model_config, progress=progress, report=report, model=model
         )
         self._check_ranks: Callable[[], None] | None = getattr(self.runner, "check_alive", None)
         self.num_kv_blocks = self.runner.num_blocks

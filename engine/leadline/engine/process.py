@@ -69,16 +69,20 @@ def build_engine_core(config: EngineConfig, report: Report) -> Core:
     """Resolve the model, load it, and build the real core. Heavy imports happen here, after the sockets are
     up."""
     bars = sys.stderr.isatty()
-    report(wire.Progress("resolving the model", None, config.model))
+
+    def stage(name: str, fraction: float | None, detail: str) -> None:
+        report(wire.Progress(name, fraction, detail))
+
+    stage("resolving the model", None, config.model)
     from leadline.engine.hub import resolve_model
 
-    local = resolve_model(config.model, download_dir=config.download_dir, progress=bars)
+    local = resolve_model(config.model, download_dir=config.download_dir, progress=bars, report=stage)
     report(wire.Resolved(str(local.path), local.model_id, local.revision))
-    report(wire.Progress("loading weights", None, str(local.path)))
+    stage("preparing", None, str(local.path))
     from leadline.engine.engine_core import EngineCore
 
-    core = EngineCore(config, local, progress=bars)
-    report(wire.Progress("warming", None, f"{core.num_kv_blocks} KV blocks of {config.block_size} tokens"))
+    core = EngineCore(config, local, progress=bars, report=stage)
+    stage("warming", None, f"{core.num_kv_blocks} KV blocks of {config.block_size} tokens")
     _warm(core)
     return core
 

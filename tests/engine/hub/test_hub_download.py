@@ -36,6 +36,15 @@ WANTED = set(FILES) - {
     "README.md",
 }
 
+WATCH = """
+import json, sys
+from leadline.engine.hub import resolve_model
+told = []
+for _ in range(2):
+    resolve_model(sys.argv[1], progress=False, report=lambda *report: told.append(report))
+    told.append(None)
+print(json.dumps(told))
+"""
 RESOLVE = """
 import json, sys
 from leadline.engine.errors import EngineError
@@ -50,10 +59,14 @@ except EngineError as error:
 
 def resolve(name, home, endpoint, environment=None, **options):
     """What resolve_model gave in a fresh process: a list for a model, a dict for one of our errors."""
+    return run(RESOLVE, home, endpoint, environment, name, json.dumps(options))
+
+
+def run(script, home, endpoint, environment, *arguments):
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment = {**inherited, "HF_HOME": str(home), "HF_ENDPOINT": endpoint, **(environment or {})}
     process = subprocess.run(
-        [sys.executable, "-c", RESOLVE, name, json.dumps(options)],
+        [sys.executable, "-c", script, *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -72,6 +85,20 @@ def test_only_config_tokenizer_and_safetensors_files_are_fetched(tmp_path):
     assert {file.name: file.read_bytes() for file in Path(path).iterdir()} == {
         name: FILES[name] for name in WANTED
     }
+
+
+def test_a_download_tells_what_share_of_the_missing_bytes_has_come(tmp_path):
+    weights = {f"model-{n}.safetensors": bytes([n]) * 3_000_000 for n in range(4)}
+    files = {"config.json": b"{}", **weights}
+    with FakeHub({"org/name": Repository(files)}) as hub:
+        resolve("hf://org/name", tmp_path, hub.url, weights=False)
+        *told, end, again = run(WATCH, tmp_path, hub.url, None, "hf://org/name")
+    assert (end, again) == (None, None)  # nothing to tell when all is there
+    assert {stage for stage, _, _ in told} == {"downloading"}
+    shares = [share for _, share, _ in told]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert told[-1][2] == "0.01 of 0.01 GB"
 
 
 def test_without_weights_only_the_small_files_are_fetched(tmp_path):

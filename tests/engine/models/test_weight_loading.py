@@ -42,6 +42,17 @@ def test_a_sharded_checkpoint_loads_through_its_index(tmp_path):
     )
 
 
+def test_the_bytes_read_so_far_are_told_from_none_to_all(tmp_path):
+    folder = save_reference(build_reference("llama"), tmp_path, max_shard_size="60KB")
+    told = []
+    load(folder, report=lambda *report: told.append(report))
+    shares = [share for _, share, _ in told]
+    assert {stage for stage, _, _ in told} == {"loading weights"}
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert len(shares) > 4
+    assert shares == sorted(set(shares))
+
+
 def test_a_missing_shard_is_named(tmp_path):
     folder = save_reference(build_reference("llama"), tmp_path, max_shard_size="60KB")
     shard = sorted(folder.glob("model-*.safetensors"))[1]

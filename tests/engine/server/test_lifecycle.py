@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import time
 
@@ -127,6 +128,15 @@ def test_a_port_in_use_is_said_in_one_line(server: LiveServer) -> None:
         assert f"cannot listen on 127.0.0.1:{port}" in line
 
 
+def test_the_share_of_the_weights_that_is_read_is_told_while_it_grows() -> None:
+    with serving("smollm2") as server:
+        log = server.log
+    shares = [int(share) for share in re.findall(r"loading weights (\d+)%", log)]
+    assert shares == sorted(shares)
+    assert [share // 25 for share in shares] == [0, 1, 2, 3, 4]
+    assert "loading weights 100%: 0.54 of 0.54 GB" in log
+
+
 def test_while_the_model_loads_health_is_200_and_ready_503() -> None:
     with serving("smollm2", wait=False) as server:
         process = psutil.Process(server.process.pid)
@@ -139,9 +149,12 @@ def test_while_the_model_loads_health_is_200_and_ready_503() -> None:
 
         server.until(listening, 60)
         with server.http as http:
-            assert http.get("/health").json() == {"status": "starting"}
+            health = http.get("/health")
+            assert (health.status_code, health.json()["status"]) == (200, "starting")
             loading = http.get("/ready")
             assert loading.status_code == 503
+            server.until(lambda: "progress" in http.get("/health").json())
+            assert http.get("/health").json()["progress"]["phase"]
             refused = http.post("/v1/completions", json={"prompt": "a"})
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "loading")
             assert refused.headers["retry-after"]

@@ -30,6 +30,7 @@ from typing import Any
 
 from leadline.engine.errors import ConfigError, ModelNotFound
 from leadline.engine.hub.local import LocalModel
+from leadline.engine.progress import ReportStage, no_report
 
 __all__ = ["resolve_demo_model"]
 
@@ -37,7 +38,9 @@ _CONVERTER = 1  # raise it when the written files change, so that old conversion
 _MARKER = "leadline.json"
 
 
-def resolve_demo_model(*, download_dir: str | os.PathLike[str] | None, progress: bool) -> LocalModel:
+def resolve_demo_model(
+    *, download_dir: str | os.PathLike[str] | None, progress: bool, report: ReportStage = no_report
+) -> LocalModel:
     """The converted demo model, converting it first if this cache directory has none.
 
     Raises ModelNotFound if the package is missing, ConfigError if the cache directory cannot be written.
@@ -49,6 +52,7 @@ def resolve_demo_model(*, download_dir: str | os.PathLike[str] | None, progress:
     if not (target / _MARKER).is_file():
         try:
             models.mkdir(parents=True, exist_ok=True)
+            report("converting the demo model", None, f"to {target}")
             with _exclusive(models / f".{target.name}.lock"):
                 if not (target / _MARKER).is_file():
                     _convert_atomically(source, target, progress)

@@ -10,9 +10,11 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from leadline.engine.errors import ConfigError, ModelNotFound, Unauthorized
 from leadline.engine.hub.local import LocalModel
+from leadline.engine.progress import ByteMeter, ReportStage, no_report
 
 __all__ = ["resolve_hub_model"]
 
@@ -33,7 +35,12 @@ _IGNORED = ["*/*", "consolidated*"]
 
 
 def resolve_hub_model(
-    name: str, *, download_dir: str | os.PathLike[str] | None, progress: bool, weights: bool
+    name: str,
+    *,
+    download_dir: str | os.PathLike[str] | None,
+    progress: bool,
+    weights: bool,
+    report: ReportStage = no_report,
 ) -> LocalModel:
     """Fetch what is not in the hub's cache yet. Raises ModelNotFound or Unauthorized."""
     repository, _, revision = name.removeprefix("hf://").partition("@")
@@ -42,14 +49,16 @@ def resolve_hub_model(
 
     from huggingface_hub import snapshot_download
 
+    wanted: dict[str, Any] = {
+        "revision": revision or None,
+        "cache_dir": download_dir,
+        "allow_patterns": _CONFIG_FILES + (_WEIGHT_FILES if weights else []),
+        "ignore_patterns": _IGNORED,
+    }
     with _sentences(name, repository, revision or None), _progress_bars(progress):
-        folder = snapshot_download(
-            repository,
-            revision=revision or None,
-            cache_dir=download_dir,
-            allow_patterns=_CONFIG_FILES + (_WEIGHT_FILES if weights else []),
-            ignore_patterns=_IGNORED,
-        )
+        if report is not no_report and (missing := _bytes_to_fetch(repository, wanted)):
+            wanted["tqdm_class"] = _metered_bar(ByteMeter("downloading", missing, report))
+        folder = snapshot_download(repository, **wanted)
     path = Path(folder)
     if not (path / "config.json").is_file():
         raise ModelNotFound(f"{name} is on the hub, but has no config.json: it is no transformers model")
@@ -57,6 +66,39 @@ def resolve_hub_model(
         raise ModelNotFound(f"{name} has no *.safetensors; other weight formats are not read")
     # The cache lays snapshots out as snapshots/<commit hash>.
     return LocalModel(path, repository, path.name)
+
+
+def _bytes_to_fetch(repository: str, wanted: dict[str, Any]) -> int:
+    """Bytes that are not in the cache yet; 0 too where the hub cannot be asked, whose error the download
+    itself will raise, unless the cache will do."""
+    from huggingface_hub import constants, snapshot_download
+
+    if constants.HF_HUB_OFFLINE:
+        return 0
+    try:
+        files: Any = snapshot_download(repository, dry_run=True, **wanted)
+    except Exception:
+        return 0
+    return sum(file.file_size or 0 for file in files if file.will_download)
+
+
+def _metered_bar(meter: ByteMeter) -> type[Any]:
+    """A class of bars, shown or not, that tells `meter` what the bar over bytes written is told. There is one
+    such bar over all files; a bar over bytes received, where the hub's protocol makes the two differ, and one
+    that counts files stand beside it."""
+    from huggingface_hub.utils import tqdm
+
+    class MeteredBar(tqdm):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._counts = kwargs.get("unit") == "B" and not str(kwargs.get("name")).endswith(".transfer")
+            super().__init__(*args, **kwargs)
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self._counts and n and n > 0:
+                meter.add(int(n))
+            return super().update(n)
+
+    return MeteredBar
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from leadline.engine.errors import ModelNotFound
 from leadline.engine.hub.local import LocalModel, check_model_folder, folder_revision
+from leadline.engine.progress import ReportStage, no_report
 
 __all__ = ["resolve_model"]
 
@@ -21,12 +22,14 @@ def resolve_model(
     *,
     download_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
+    report: ReportStage = no_report,
     weights: bool = True,
 ) -> LocalModel:
     """The local folder of a model, downloaded or converted first if need be.
 
     `download_dir` replaces the cache directory (`$LEADLINE_CACHE`, else `~/.cache/leadline`, for smollm2;
-    the hub's own cache, governed by HF_HOME, for hf://). `weights=False` fetches an hf:// model's config and
+    the hub's own cache, governed by HF_HOME, for hf://). `progress`: bars on stderr; `report` hears how far a
+    download or conversion is. `weights=False` fetches an hf:// model's config and
     tokenizer only.
 
     Raises ModelNotFound, Unauthorized (the hub wants a token, or another one), or ConfigError (an unusable
@@ -38,11 +41,13 @@ def resolve_model(
     if name == "smollm2":
         from leadline.engine.hub.demo import resolve_demo_model
 
-        return resolve_demo_model(download_dir=download_dir, progress=progress)
+        return resolve_demo_model(download_dir=download_dir, progress=progress, report=report)
     if name.startswith("hf://"):
         from leadline.engine.hub.huggingface import resolve_hub_model
 
-        return resolve_hub_model(name, download_dir=download_dir, progress=progress, weights=weights)
+        return resolve_hub_model(
+            name, download_dir=download_dir, progress=progress, report=report, weights=weights
+        )
     if "://" in name and not name.startswith("file://"):
         scheme = name.split("://", 1)[0]
         raise ModelNotFound(f"{name!r}: {scheme}:// is not a scheme models come from; use {_FORMS}")

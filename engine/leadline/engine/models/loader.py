@@ -21,6 +21,7 @@ from leadline.engine.models.decoder import Decoder
 from leadline.engine.models.layers import Slot
 from leadline.engine.models.parallel import TensorParallel
 from leadline.engine.models.registry import build_model
+from leadline.engine.progress import ByteMeter, ReportStage, no_report
 
 __all__ = ["load_model"]
 
@@ -38,6 +39,7 @@ def load_model(
     collectives: TensorParallel | None = None,
     load_format: str = "auto",
     progress: bool = True,
+    report: ReportStage = no_report,
     seed: int = 0,
     max_positions: int | None = None,
 ) -> Decoder:
@@ -45,8 +47,9 @@ def load_model(
 
     `collectives` carries all_reduce and all_gather where tp_size > 1. `load_format="dummy"` draws small
     random weights from `seed` instead of reading any. `max_positions` shortens the rotary tables to the
-    engine's context. Raises ModelNotFound (no safetensors, unreadable), UnsupportedModel (tensors missing,
-    unexpected or of another shape), ConfigError (the model cannot be split over the ranks).
+    engine's context. `progress`: a bar on stderr; `report` hears how many of this rank's bytes are read.
+    Raises ModelNotFound (no safetensors, unreadable), UnsupportedModel (tensors missing, unexpected or of
+    another shape), ConfigError (the model cannot be split over the ranks).
     """
     tp = TensorParallel(tp_rank, tp_size) if collectives is None else collectives
     if collectives is not None:
@@ -59,7 +62,7 @@ def load_model(
             _fill_randomly(model, seed)
         else:
             folder = local.path if isinstance(local, LocalModel) else Path(local)
-            _fill(model, _weight_files(folder), progress and tp_rank == 0)
+            _fill(model, _weight_files(folder), progress and tp_rank == 0, report)
         model.finalize()
     return model
 
@@ -83,13 +86,14 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _fill(model: Decoder, files: list[Path], progress: bool) -> None:
+def _fill(model: Decoder, files: list[Path], progress: bool, report: ReportStage) -> None:
     from safetensors import SafetensorError, safe_open
     from tqdm import tqdm
 
     wanted = dict(model.slots())
     missing, unexpected = set(wanted), []
     total = sum(slot.target.nbytes for slot in wanted.values())
+    meter = ByteMeter("loading weights", total, report)
     with tqdm(
         total=total,
         unit="B",
@@ -105,6 +109,7 @@ def _fill(model: Decoder, files: list[Path], progress: bool) -> None:
                         if name in wanted:
                             _copy(name, tensors.get_slice(name), wanted[name])
                             bar.update(wanted[name].target.nbytes)
+                            meter.add(wanted[name].target.nbytes)
                             missing.discard(name)
                         elif not _ignorable(name, model.config):
                             unexpected.append(name)

@@ -17,6 +17,7 @@ from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.base import CausalLM
 from leadline.engine.models.config import ModelConfig
 from leadline.engine.models.loader import load_model
+from leadline.engine.progress import ReportStage, no_report
 from leadline.engine.runner.memory import block_bytes, fit_context, gpu_kv_bytes, out_of_memory_is_typed
 from leadline.engine.runner.model_runner import ModelRunner, allocate_kv
 from leadline.engine.sampling_params import SamplingParams
@@ -76,6 +77,7 @@ def build_runner(
     model_config: ModelConfig,
     *,
     progress: bool = True,
+    report: ReportStage = no_report,
     model: CausalLM | None = None,
 ) -> tuple[ModelRunner | ParallelRunner, int]:
     """Load the model and allocate its KV cache. Returns the runner and the context length it can serve.
@@ -85,14 +87,14 @@ def build_runner(
     Raises ConfigError, UnsupportedModel, ModelNotFound, OutOfMemory.
     """
     if config.tensor_parallel == 1:
-        return build_shard(config, local, model_config, progress=progress, model=model)
+        return build_shard(config, local, model_config, progress=progress, report=report, model=model)
     if model is not None:
         raise ConfigError(
             f"a loaded model is whole and cannot serve tensor_parallel {config.tensor_parallel}"
         )
     from leadline.engine.runner.parallel import build_parallel_runner
 
-    return build_parallel_runner(config, local, model_config, progress=progress)
+    return build_parallel_runner(config, local, model_config, progress=progress, report=report)
 
 
 def build_shard(
@@ -101,6 +103,7 @@ def build_shard(
     model_config: ModelConfig,
     *,
     progress: bool = True,
+    report: ReportStage = no_report,
     model: CausalLM | None = None,
     group: RankGroup | None = None,
 ) -> tuple[ModelRunner, int]:
@@ -122,13 +125,17 @@ def build_shard(
                 collectives=None if group is None else group.tensor_parallel(),
                 load_format=config.load_format,
                 progress=progress,
+                report=report,
                 seed=config.seed,
                 max_positions=length,
             )
+    report("sizing the KV cache", None, "")
     num_blocks, length = _size_pool(config, model, length, device, group)
     with out_of_memory_is_typed(config, "while allocating the KV cache"):
         runner = _make_runner(config, model, num_blocks, length, device)
     if _wants_graphs(config):
+        if device.type == "cuda":
+            report("capturing CUDA graphs", None, "")
         with out_of_memory_is_typed(config, "while capturing CUDA graphs"):
             _capture(config, runner)
     return runner, length

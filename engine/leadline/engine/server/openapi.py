@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from leadline.engine.server.service import StatusResponse, leadline_version
+from leadline.engine.server.service import leadline_version
 from leadline.protocol.errors import ErrorResponse
 from leadline.protocol.openai.chat import ChatCompletionRequest
 from leadline.protocol.openai.completion import CompletionRequest
@@ -20,7 +20,9 @@ from leadline.protocol.openai.service import (
     DetokenizeRequest,
     DetokenizeResponse,
     ModelList,
+    NotReadyResponse,
     ResetPrefixCacheResponse,
+    StatusResponse,
     TokenizeRequest,
     TokenizeResponse,
     VersionResponse,
@@ -40,6 +42,7 @@ _ERRORS = {
     503: "Loading, shutting down, or queued for too long; Retry-After says when to come back.",
     504: "The request's own deadline passed.",
 }
+_OTHER_SHAPES: dict[tuple[str, int], Any] = {("/ready", 503): NotReadyResponse}
 _GENERATE = (400, 401, 404, 413, 429, 500, 503, 504)
 _TEXT = (400, 401, 404, 413, 500, 503)
 
@@ -83,7 +86,7 @@ def _event(chunk: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def document() -> dict[str, Any]:
-    types = [ErrorResponse]
+    types: list[Any] = [ErrorResponse, *_OTHER_SHAPES.values()]
     for _, _, _, request, answer, chunk, _ in _OPERATIONS:
         types += [kind for kind in (request, answer, chunk) if kind is not None and kind not in types]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -97,7 +100,11 @@ def document() -> dict[str, Any]:
         for status in errors:
             responses[str(status)] = {
                 "description": _ERRORS.get(status, "Refused in the current state."),
-                "content": {"application/json": {"schema": schema_of[ErrorResponse]}},
+                "content": {
+                    "application/json": {
+                        "schema": schema_of[_OTHER_SHAPES.get((path, status), ErrorResponse)]
+                    }
+                },
             }
         operation: dict[str, Any] = {
             "summary": summary,

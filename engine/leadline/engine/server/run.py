@@ -30,8 +30,9 @@ from leadline.engine.server.logs import configure_logging
 from leadline.engine.server.publishing import announce, publisher_of
 from leadline.engine.server.settings import ServerSettings
 from leadline.engine.server.state import Phase, ServerState
+from leadline.protocol.openai.service import StartProgress
 
-__all__ = ["serve"]
+__all__ = ["ProgressLog", "serve"]
 
 logger = logging.getLogger("leadline.engine.server")
 
@@ -125,7 +126,7 @@ class _Process:
 
     async def _start_engine(self, state: ServerState) -> AsyncEngine:
         began = time.monotonic()
-        progress = _ProgressLog(state)
+        progress = ProgressLog(state)
         engine = await AsyncEngine.start(
             self._config,
             on_progress=progress,
@@ -174,8 +175,9 @@ class _Process:
         self._stop.set()
 
 
-class _ProgressLog:
-    """Start-up progress into the log (each stage once, then every quarter) and into /ready's detail."""
+class ProgressLog:
+    """Start-up progress into the log (each stage once, then every quarter), and into what /health and /ready
+    say."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -185,6 +187,11 @@ class _ProgressLog:
         share = "" if progress.fraction is None else f" {progress.fraction:.0%}"
         text = f"{progress.stage}{share}{': ' + progress.detail if progress.detail else ''}"
         self._state.detail = text
+        self._state.started = StartProgress(
+            phase=progress.stage,
+            fraction=None if progress.fraction is None else round(progress.fraction, 4),
+            detail=progress.detail,
+        )
         step = (progress.stage, 0 if progress.fraction is None else int(progress.fraction * 4))
         if step != self._last:
             self._last = step

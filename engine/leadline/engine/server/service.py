@@ -6,7 +6,6 @@ import time
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 
-import msgspec
 from fastapi import Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
@@ -14,12 +13,15 @@ from starlette.responses import Response
 from leadline.engine.server.http import ApiError, JSONBytes, read_body, until_disconnect
 from leadline.engine.server.prompts import check_model, check_token_ids, encode, prompts_of
 from leadline.engine.server.state import Phase, ServerState
+from leadline.protocol.errors import ErrorObject
 from leadline.protocol.openai.service import (
     DetokenizeRequest,
     DetokenizeResponse,
     ModelCard,
     ModelList,
+    NotReadyResponse,
     ResetPrefixCacheResponse,
+    StatusResponse,
     TokenizeRequest,
     TokenizeResponse,
     VersionResponse,
@@ -28,7 +30,6 @@ from leadline.protocol.openai.service import (
 )
 
 __all__ = [
-    "StatusResponse",
     "detokenize",
     "health",
     "leadline_version",
@@ -44,10 +45,6 @@ __all__ = [
 _STARTED = int(time.time())
 
 
-class StatusResponse(msgspec.Struct, kw_only=True):
-    status: str
-
-
 def leadline_version() -> str:
     try:
         return package_version("leadline")
@@ -60,13 +57,15 @@ async def health(_: Request, state: ServerState) -> Response:
     those."""
     if state.phase is Phase.FAILED:
         raise ApiError(503, state.detail, type="server_error", code="engine_dead")
-    return JSONBytes(StatusResponse(status=state.phase.value))
+    return JSONBytes(StatusResponse(status=state.phase.value, progress=state.progress))
 
 
 async def ready(_: Request, state: ServerState) -> Response:
     is_ready, why = state.ready()
     if not is_ready:
-        raise ApiError(503, why, type="server_error", code="not_ready", headers={"Retry-After": "1"})
+        error = ErrorObject(message=why, type="server_error", code="not_ready")
+        body = NotReadyResponse(error=error, progress=state.progress)
+        return JSONBytes(body, 503, {"Retry-After": "1"})
     return JSONBytes(StatusResponse(status="ready"))
 
 

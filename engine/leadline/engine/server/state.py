@@ -9,12 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from msgspec import UNSET, UnsetType
+
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.errors import EngineDead
 from leadline.engine.server.http import ApiError
 from leadline.engine.server.metrics import Metrics
 from leadline.engine.server.settings import ServerSettings
+from leadline.protocol.openai.service import StartProgress
 
 __all__ = ["Phase", "ServerState"]
 
@@ -34,6 +37,13 @@ class ServerState:
     phase: Phase = Phase.STARTING
     detail: str = "the model is loading"
     """Start-up progress, or the reason of a failure, in one line."""
+    started: StartProgress | None = None
+    """How far the start has come, as of its last report."""
+
+    @property
+    def progress(self) -> StartProgress | UnsetType:
+        """What /health and /ready say of the start, while there is one."""
+        return self.started if self.phase is Phase.STARTING and self.started is not None else UNSET
 
     def admit(self) -> AsyncEngine:
         """The engine, or the 503 that a new request gets now."""

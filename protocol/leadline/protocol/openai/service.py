@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from leadline.protocol.chain import FORMAT_VERSION, ChainNamespace
+from leadline.protocol.errors import ErrorObject
 from leadline.protocol.openai.chat import ChatMessage, Tool
 from leadline.protocol.openai.common import NonEmptyStr, TokenId
 
@@ -16,8 +17,11 @@ __all__ = [
     "DetokenizeResponse",
     "ModelCard",
     "ModelList",
+    "NotReadyResponse",
     "PrefixChain",
     "ResetPrefixCacheResponse",
+    "StartProgress",
+    "StatusResponse",
     "TokenizeRequest",
     "TokenizeResponse",
     "VersionResponse",
@@ -106,6 +110,32 @@ class VersionResponse(msgspec.Struct, kw_only=True):
     """Answer of `GET /version`."""
 
     version: str
+
+
+class StartProgress(msgspec.Struct, kw_only=True, frozen=True):
+    """How far a server that starts has come."""
+
+    phase: str
+    """In words: "downloading", "loading weights", "capturing CUDA graphs", …"""
+    fraction: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Share of the phase that is done; null where its end is not known."""
+    detail: str = ""
+
+
+class StatusResponse(msgspec.Struct, kw_only=True):
+    """Answer of `GET /health` and, when it is 200, of `GET /ready`."""
+
+    status: str
+    """starting, serving or draining; of /ready: ready."""
+    progress: StartProgress | UnsetType = UNSET
+    """Present while starting."""
+
+
+class NotReadyResponse(msgspec.Struct, kw_only=True):
+    """Answer of `GET /ready` when it is 503: an error as everywhere, and `progress` while starting."""
+
+    error: ErrorObject
+    progress: StartProgress | UnsetType = UNSET
 
 
 class WarmupRequest(msgspec.Struct, kw_only=True):

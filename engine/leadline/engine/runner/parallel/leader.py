@@ -14,6 +14,7 @@ from leadline.engine.errors import ConfigError, EngineDead
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.config import ModelConfig
 from leadline.engine.models.parallel import check_split, split_heads
+from leadline.engine.progress import ReportStage, no_report
 from leadline.engine.runner.build import build_shard, resolve_context, resolve_device
 from leadline.engine.runner.memory import oom_message
 from leadline.engine.runner.model_runner import ModelRunner
@@ -108,7 +109,12 @@ def _warn_of_padding(config: ModelConfig, size: int) -> None:
 
 
 def build_parallel_runner(
-    config: EngineConfig, local: LocalModel, model_config: ModelConfig, *, progress: bool = True
+    config: EngineConfig,
+    local: LocalModel,
+    model_config: ModelConfig,
+    *,
+    progress: bool = True,
+    report: ReportStage = no_report,
 ) -> tuple[ParallelRunner, int]:
     """Start the workers and build all ranks' shards. Returns the runner and the context length it can serve.
 
@@ -146,7 +152,9 @@ def build_parallel_runner(
                 ranks.send_setup(setup)
                 group = RankGroup(meeting_fd, 0, size, device)
                 ranks.abort = group.abort
-                runner, length = build_shard(config, local, model_config, progress=progress, group=group)
+                runner, length = build_shard(
+                    config, local, model_config, progress=progress, report=report, group=group
+                )
                 for rank, loaded in enumerate(ranks.await_loaded(), 1):
                     if (loaded.num_blocks, loaded.max_model_len) != (runner.num_blocks, length):
                         raise EngineDead(
