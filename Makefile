@@ -25,7 +25,8 @@ setup: $(STAMP)
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: set PYTHON")'
 	@if ! $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
-	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get install -y -q python3-venv; \
+	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	        apt-get update -qq && apt-get install -y -qq python3-venv >/dev/null; \
 	    else echo 'python3 cannot make environments: install the package python3-venv' >&2; exit 1; fi; fi
 	$(PYTHON) -m venv $(VENV)
 

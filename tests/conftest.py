@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,8 +21,18 @@ _LEFT_OUT = pytest.StashKey[int]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `cluster` need one that KUBECONFIG names; without it they are deselected, and said so."""
+    """Tests marked `cluster` need one that KUBECONFIG names; without it they are deselected, and said so.
+
+    With it they come last, and those of tests/e2e after the others: only they need our images, which
+    `.ci/run` builds meanwhile."""
     if os.environ.get("KUBECONFIG"):
+        end_to_end = Path(__file__).parent / "e2e"
+        items.sort(
+            key=lambda item: (
+                item.get_closest_marker("cluster") is not None,
+                item.get_closest_marker("cluster") is not None and end_to_end in item.path.parents,
+            )
+        )
         return
     left_out = [item for item in items if item.get_closest_marker("cluster")]
     if left_out:
