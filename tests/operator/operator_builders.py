@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -54,8 +55,14 @@ def container(made: Plan) -> dict[str, Any]:
     return engine
 
 
-def environment(made: Plan) -> dict[str, Any]:
-    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container(made)["env"]}
+def download(made: Plan) -> dict[str, Any]:
+    """The init container that fetches the model."""
+    (found,) = pod_spec(made)["initContainers"]
+    return found
+
+
+def environment(made: Plan, of: Callable[[Plan], dict[str, Any]] = container) -> dict[str, Any]:
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in of(made)["env"]}
 
 
 def deployment(

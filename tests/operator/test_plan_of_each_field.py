@@ -14,6 +14,7 @@ from operator_builders import (
     condition,
     container,
     deployment,
+    download,
     environment,
     plan_of,
     pod_spec,
@@ -165,9 +166,55 @@ def test_the_pod_meets_the_restricted_level_of_pod_security() -> None:
     assert {"hostNetwork", "hostIPC", "hostPID"}.isdisjoint(spec)
 
 
-def test_the_hubs_token_comes_from_the_secret() -> None:
-    made = plan_of({"tokenSecretRef": {"name": "hub"}})
-    assert environment(made)["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+def test_a_hub_model_is_downloaded_by_an_init_container_into_the_cache_of_the_engine() -> None:
+    made = plan_of({"model": "hf://Qwen/Qwen3-8B@v1", "image": "mine:2", "cache": {"size": "20Gi"}})
+    fetch, engine = download(made), container(made)
+    assert fetch["args"] == ["model-path", "hf://Qwen/Qwen3-8B@v1", "--progress-port=8000"]
+    assert (fetch["image"], fetch["command"]) == (engine["image"], engine["command"])
+    assert fetch["securityContext"] == engine["securityContext"]
+    mount = {"name": "cache", "mountPath": "/cache"}
+    assert mount in fetch["volumeMounts"]
+    assert mount in engine["volumeMounts"]
+    for name in ("HF_HOME", "LEADLINE_CACHE"):
+        assert environment(made, download)[name] == environment(made)[name]
+    # A restart of the engine does not ask the hub again; and the download takes no accelerator.
+    assert environment(made)["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in environment(made, download)
+    assert "resources" not in fetch
+    assert environment(made, download)["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+@pytest.mark.parametrize("model", ["smollm2", "pvc://models/llama", "file:///opt/model"])
+def test_a_model_that_is_there_is_not_downloaded(model: str) -> None:
+    made = plan_of({"model": model})
+    assert "initContainers" not in pod_spec(made)
+    assert "HF_HUB_OFFLINE" not in environment(made)
+
+
+def test_the_command_line_knows_what_the_init_container_asks_of_it() -> None:
+    import argparse
+
+    from leadline.cli.model_path import add_arguments
+
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_arguments(parser)
+    assert parser.parse_args(download(plan_of())["args"][1:]).progress_port == 8000
+
+
+def test_the_hubs_token_comes_from_the_secret_and_only_the_download_knows_it() -> None:
+    made = plan_of({"tokenSecretRef": {"name": "hub", "key": "hf"}})
+    assert environment(made, download)["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "hf"}}
+    assert "HF_TOKEN" not in environment(made)
+    assert "HF_TOKEN" not in environment(plan_of(), download)
+    default = environment(plan_of({"tokenSecretRef": {"name": "hub"}}), download)["HF_TOKEN"]
+    assert default["secretKeyRef"]["key"] == "token"
+
+
+def test_why_a_container_ended_is_read_from_where_it_writes_it() -> None:
+    made = plan_of()
+    for one in (container(made), download(made)):
+        assert one["terminationMessagePolicy"] == "FallbackToLogsOnError"
+        assert {"name": "LEADLINE_TERMINATION_LOG", "value": one["terminationMessagePath"]} in one["env"]
 
 
 def test_aliases_reach_the_engine() -> None:

@@ -20,7 +20,7 @@ from operator_builders import (
     waiting,
 )
 
-from leadline.operator.observed import Observed
+from leadline.operator.observed import Observed, StartReport
 from leadline.operator.plan import plan
 from leadline.protocol.isvc_termination import TERMINATION_VARIABLE, read_termination, write_termination
 
@@ -235,15 +235,44 @@ def test_pods_that_the_api_server_refuses() -> None:
     assert "PodSecurity" in condition(made)["message"]
 
 
-def test_loading_says_how_far_in_tens_of_percent() -> None:
-    messages = set()
-    for percent in (41, 44.5, 49):
-        progress = {"uid-p1": f"loading weights {percent}%"}
-        made = plan_of(children=deployment(), pods=[pod()], progress=progress)
-        assert condition(made)["reason"] == "LoadingWeights"
-        messages.add(condition(made)["message"])
-        assert made.requeue is not None
-    assert messages == {"p1: loading weights 40%"}
+def _says(report: StartReport | None, **status: Any) -> str:
+    progress = {} if report is None else {"uid-p1": report}
+    made = condition(plan_of(children=deployment(), pods=[pod(**status)], progress=progress))
+    return f"{made['reason']} {made['message']}"
+
+
+DOWNLOADING = {
+    "initContainerStatuses": [{**running(), "name": "download"}],
+    "containerStatuses": [waiting("PodInitializing")],
+}
+
+
+def test_a_download_says_how_far_it_is() -> None:
+    report = StartReport("not ready", "downloading", 0.2105, "3.22 of 15.30 GB")
+    text = "Downloading p1: downloading: 3.22 of 15.30 GB (21 %)"
+    assert _says(report, **DOWNLOADING) == text
+    assert _says(report) == text  # by the engine itself, where a podTemplate has removed the init container
+    assert _says(None, **DOWNLOADING) == "Downloading p1: the download begins"
+
+
+def test_loading_says_how_far_it_is() -> None:
+    report = StartReport("not ready", "loading weights", 0.42, "0.23 of 0.54 GB")
+    assert _says(report) == "LoadingWeights p1: loading weights: 0.23 of 0.54 GB (42 %)"
+    assert (
+        _says(StartReport("not ready", "capturing CUDA graphs")) == "LoadingWeights p1: capturing CUDA graphs"
+    )
+    assert _says(StartReport("not ready: loading")) == "LoadingWeights p1: not ready: loading"
+
+
+def test_a_download_that_fails_is_told_from_one_that_runs(tmp_path: Path) -> None:
+    write_termination(str(tmp_path / "log"), "Unauthorized", "the hub refused the token")
+    crash = {
+        **waiting("CrashLoopBackOff", "", last=ended(1, (tmp_path / "log").read_text())),
+        "name": "download",
+    }
+    assert _says(None, **{**DOWNLOADING, "initContainerStatuses": [crash]}) == (
+        "Unauthorized p1: the hub refused the token"
+    )
 
 
 def test_ready_when_all_wanted_pods_of_the_newest_template_are() -> None:
@@ -251,7 +280,6 @@ def test_ready_when_all_wanted_pods_of_the_newest_template_are() -> None:
     assert (condition(made)["status"], condition(made)["reason"]) == ("True", "Ready")
     assert condition(made, "ModelAvailable")["status"] == "True"
     assert (made.status["readyReplicas"], made.status["replicas"]) == (2, 2)
-    assert made.requeue is None
 
 
 def test_one_crashing_pod_of_two_is_not_ready_but_the_model_is_available() -> None:

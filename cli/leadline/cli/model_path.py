@@ -4,6 +4,7 @@ lies."""
 from __future__ import annotations
 
 import argparse
+import sys
 
 __all__ = ["add_arguments", "run"]
 
@@ -11,10 +12,22 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="smollm2, hf://org/name[@revision], file:///path, or a path")
     parser.add_argument("--download-dir", help="folder for downloaded and converted models")
+    parser.add_argument(
+        "--progress-port",
+        type=int,
+        metavar="PORT",
+        help="tell over HTTP how far the download is, as an engine does that starts (for pods)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    from leadline.cli.fetch_progress import FetchProgress
     from leadline.engine.hub import resolve_model
+    from leadline.engine.progress import no_report
 
-    print(resolve_model(args.model, download_dir=args.download_dir).path)
+    bars = args.progress_port is None and sys.stderr.isatty()
+    with FetchProgress(args.model, args.progress_port) as progress:
+        report = no_report if bars else progress
+        found = resolve_model(args.model, download_dir=args.download_dir, progress=bars, report=report)
+    print(found.path)
     return 0

@@ -54,7 +54,7 @@ def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
     findings = [
         finding
         for pod in pods
-        if (finding := diagnose_pod(pod, resource, observed.progress.get(pod["metadata"].get("uid", ""), "")))
+        if (finding := diagnose_pod(pod, resource, observed.progress.get(str(pod["metadata"].get("uid")))))
     ]
     finding = worst(findings) or _refused(deployment)
     available = ready > 0

@@ -13,7 +13,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from leadline.operator.names import CONTAINER
+from leadline.operator.names import CONTAINER, DOWNLOAD_CONTAINER
+from leadline.operator.observed import StartReport
 from leadline.protocol.isvc import Reason
 from leadline.protocol.isvc_termination import read_termination
 
@@ -77,6 +78,7 @@ _ORDER = [
     Reason.NOT_RESPONDING,
     Reason.INSUFFICIENT_GPU,
     Reason.UNSCHEDULABLE,
+    Reason.DOWNLOADING,
     Reason.LOADING_WEIGHTS,
     Reason.CREATING_PODS,
 ]
@@ -91,7 +93,7 @@ class Finding:
 
     @property
     def is_failure(self) -> bool:
-        return self.reason not in (Reason.LOADING_WEIGHTS, Reason.CREATING_PODS)
+        return self.reason not in (Reason.DOWNLOADING, Reason.LOADING_WEIGHTS, Reason.CREATING_PODS)
 
 
 def worst(findings: list[Finding]) -> Finding | None:
@@ -103,8 +105,10 @@ def is_ready(pod: dict[str, Any]) -> bool:
     return _condition(pod, "Ready").get("status") == "True"
 
 
-def diagnose_pod(pod: dict[str, Any], resource_name: str, progress: str = "") -> Finding | None:
-    """Why `pod` is not ready; None if it is. `progress`: what its /ready said last."""
+def diagnose_pod(
+    pod: dict[str, Any], resource_name: str, report: StartReport | None = None
+) -> Finding | None:
+    """Why `pod` is not ready; None if it is. `report`: what it said of itself last."""
     if is_ready(pod):
         return None
     name = str(pod["metadata"]["name"])
@@ -117,14 +121,21 @@ def diagnose_pod(pod: dict[str, Any], resource_name: str, progress: str = "") ->
         finding = _diagnose_container(name, container)
         if finding is not None:
             return finding
-    engine = next((one for one in containers if one.get("name") == CONTAINER), None)
-    if engine is not None and "running" in engine.get("state", {}):
+    running = {one.get("name"): one for one in containers if "running" in one.get("state", {})}
+    if DOWNLOAD_CONTAINER in running:
+        said = _progress(report) if report is not None else ""
+        return Finding(Reason.DOWNLOADING, f"{name}: {said or 'the download begins'}", name)
+    if (engine := running.get(CONTAINER)) is not None:
         # A pod that was ready turned unready after its container had started; one that loads, before.
         turned = str(_condition(pod, "Ready").get("lastTransitionTime", ""))
+        said = "" if report is None else report.message
         if engine.get("started") and turned > str(engine["state"]["running"].get("startedAt", "")):
-            text = f"{name}: was ready and is no longer: {_short(progress or 'it does not answer /ready')}"
+            text = f"{name}: was ready and is no longer: {_short(said or 'it does not answer /ready')}"
             return Finding(Reason.NOT_RESPONDING, text, name)
-        return Finding(Reason.LOADING_WEIGHTS, f"{name}: {_progress(progress)}", name)
+        phase = "" if report is None else report.phase
+        reason = Reason.DOWNLOADING if phase == "downloading" else Reason.LOADING_WEIGHTS
+        said = "" if report is None else _progress(report)
+        return Finding(reason, f"{name}: {said or 'the engine is starting'}", name)
     return Finding(Reason.CREATING_PODS, f"{name}: its containers are being made", name)
 
 
@@ -190,11 +201,12 @@ def _last_line(message: str) -> str:
     return (ours or lines or [""])[-1].removeprefix("leadline: ")
 
 
-def _progress(text: str) -> str:
-    """Percentages in tens: a status that counted every percent would be a hundred writes."""
-    if not text:
-        return "the engine is starting"
-    return _short(re.sub(r"(\d+)(\.\d+)?%", lambda match: f"{int(match[1]) // 10 * 10}%", text))
+def _progress(report: StartReport) -> str:
+    """As in "loading weights: 3.2 of 15.3 GB (21 %)"."""
+    if not report.phase:
+        return _short(report.message)
+    text = f"{report.phase}: {report.detail}" if report.detail else report.phase
+    return _short(text if report.fraction is None else f"{text} ({int(report.fraction * 100)} %)")
 
 
 def _short(text: str) -> str:

@@ -14,6 +14,8 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import aiohttp
 import kopf
@@ -25,12 +27,13 @@ from leadline.operator.kinds import CHILDREN, POD, SERVICE, Kind
 from leadline.operator.leader import LeaderElection
 from leadline.operator.metrics import OperatorMetrics
 from leadline.operator.names import MANAGED_SELECTOR
-from leadline.operator.progress import ProgressProbe
+from leadline.operator.progress import PodProbe
 from leadline.operator.queue import WorkQueue
 from leadline.operator.reconcile import Outcome, Reconciler
 from leadline.operator.scaling import ServiceScaler
 from leadline.operator.settings import OperatorSettings
 from leadline.operator.shell import kopf_settings, login, watching_registry
+from leadline.operator.starts import StartWatcher
 from leadline.operator.store import Key, Store
 from leadline.protocol.isvc import ConditionType
 
@@ -38,6 +41,8 @@ __all__ = ["Operator", "run"]
 
 log = logging.getLogger("leadline.operator")
 
+_Beside = Callable[[], Coroutine[Any, Any, None]]
+"""What runs beside the workers while this replica acts."""
 _SETTLE_SECONDS = 0.2
 """After a change of a child: its next ones, which come in bursts, are looked at together."""
 
@@ -73,16 +78,17 @@ class Operator:
         info = login(settings=self._kopf)
         if info is None:
             raise OperatorFailure("no service account and no kubeconfig: set KUBECONFIG")
-        api, probe = ApiClient(info, self.metrics.wrote), ProgressProbe()
+        api, probe = ApiClient(info, self.metrics.wrote), PodProbe()
         tasks: list[asyncio.Task[None]] = []
         try:
             server = await self._serve()
             await self._first_sync(api)
-            reconciler = Reconciler(api, self.store, self.settings, probe)
+            starts = StartWatcher(self.store, probe, self.queue.add, self.settings.looks_at)
+            reconciler = Reconciler(api, self.store, self.settings, starts.reports)
             scaler = ServiceScaler(api, self.store, self.settings, probe)
             tasks = [
                 asyncio.create_task(self._resync_for_ever(api), name="resync"),
-                asyncio.create_task(self._lead(api, reconciler, scaler), name="lead"),
+                asyncio.create_task(self._lead(api, reconciler, (scaler.run, starts.run)), name="lead"),
             ]
             watching = asyncio.create_task(self._watch(), name="watch")
             done, _ = await asyncio.wait({*tasks, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -162,9 +168,9 @@ class Operator:
 
     # -- acting ----------------------------------------------------------------------------------------------
 
-    async def _lead(self, api: ApiClient, reconciler: Reconciler, scaler: ServiceScaler) -> None:
+    async def _lead(self, api: ApiClient, reconciler: Reconciler, beside: tuple[_Beside, ...]) -> None:
         if not self.settings.leader_elect:
-            await self._act(reconciler, scaler)
+            await self._act(reconciler, beside)
             return
         identity = f"{os.environ.get('HOSTNAME') or socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         leader = self._leader = LeaderElection(
@@ -183,7 +189,7 @@ class Operator:
                 waiting.cancel()
                 if election.done():
                     break
-                acting = asyncio.create_task(self._act(reconciler, scaler), name="act")
+                acting = asyncio.create_task(self._act(reconciler, beside), name="act")
                 losing = asyncio.create_task(leader.lost.wait())
                 await asyncio.wait({losing, election, acting}, return_when=asyncio.FIRST_COMPLETED)
                 losing.cancel()
@@ -200,14 +206,15 @@ class Operator:
             if task is not None and task.done() and not task.cancelled():
                 task.result()
 
-    async def _act(self, reconciler: Reconciler, scaler: ServiceScaler) -> None:
+    async def _act(self, reconciler: Reconciler, beside: tuple[_Beside, ...]) -> None:
         self.queue.clear()
         for key in self.store.services():
             self.queue.add(key)
         self.metrics.leading.set(1)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(scaler.run())
+                for task in beside:
+                    group.create_task(task())
                 for _ in range(self.settings.workers):
                     group.create_task(self._work(reconciler))
         finally:

@@ -12,6 +12,7 @@ from leadline.protocol.isvc import label
 __all__ = [
     "COMPONENT_LABEL",
     "CONTAINER",
+    "DOWNLOAD_CONTAINER",
     "HASH_ANNOTATION",
     "MANAGED_BY",
     "MANAGED_SELECTOR",
@@ -36,6 +37,8 @@ MANAGED_SELECTOR = f"app.kubernetes.io/managed-by={MANAGED_BY}"
 HASH_ANNOTATION = label("applied-hash")
 """On every object of ours: digest of what was applied."""
 CONTAINER = "engine"
+DOWNLOAD_CONTAINER = "download"
+"""Init container that fetches an hf:// model into the cache."""
 PORT = 8000
 PORT_NAME = "http"
 

@@ -6,7 +6,21 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-__all__ = ["Observed", "active_pods", "scaled_by_autoscaler"]
+__all__ = ["Observed", "StartReport", "active_pods", "scaled_by_autoscaler"]
+
+
+@dataclass(slots=True, frozen=True)
+class StartReport:
+    """What a pod that runs and is not ready says of itself (engine/README.md, "What a server says while it
+    starts")."""
+
+    message: str = ""
+    """Why it is not ready, in a line."""
+    phase: str = ""
+    """downloading, loading weights, …; empty where it does not start, or does not say."""
+    fraction: float | None = None
+    """Share of the phase that is done."""
+    detail: str = ""
 
 
 @dataclass(slots=True)
@@ -17,8 +31,8 @@ class Observed:
     """(kind, name) → object, of all that carries the service's label and of all that stands in the way of a
     name of ours."""
     pods: list[dict[str, Any]] = field(default_factory=list)
-    progress: dict[str, str] = field(default_factory=dict)
-    """Pod uid → what its /ready said last, while it starts."""
+    progress: dict[str, StartReport] = field(default_factory=dict)
+    """Pod uid → what it said at its last step, of pods that run and are not ready."""
     refusal: str = ""
     """What the API server said when it refused one of the objects that are wanted."""
     now: datetime | None = None

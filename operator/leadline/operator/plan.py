@@ -24,12 +24,11 @@ __all__ = ["Event", "Plan", "owner_of", "plan"]
 
 Object = dict[str, Any]
 
-LOADING_POLL_SECONDS = 3.0
-
 _NORMAL = {
     Reason.READY,
     Reason.SCALED_TO_ZERO,
     Reason.CREATING_PODS,
+    Reason.DOWNLOADING,
     Reason.LOADING_WEIGHTS,
     Reason.ROLLING_OUT,
 }
@@ -52,10 +51,6 @@ class Plan:
     """Children of ours that are no longer wanted."""
     status: Object = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
-    requeue: float | None = None
-    """Seconds after which to look again although nothing has changed."""
-    probe: bool = False
-    """Ask starting pods how far they are before the next look."""
 
 
 def plan(observed: Observed, settings: OperatorSettings) -> Plan:
@@ -105,14 +100,11 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
     verdict = judge(context, observed, wanted)
     if observed.refusal:
         verdict = Verdict(False, Reason.APPLY_REFUSED, observed.refusal, verdict.available, False)
-    loading = verdict.progressing
     return Plan(
         desired=objects,
         delete=_unwanted(observed, objects),
         status=make_status(context, observed, wanted, verdict),
         events=_events(observed, verdict.reason, verdict.message),
-        requeue=LOADING_POLL_SECONDS if loading and observed.pods else None,
-        probe=loading,
     )
 
 

@@ -1,6 +1,8 @@
-"""Asks engine pods: those that start how far they are (/ready), those that serve how much they do (/metrics).
+"""Asks engine pods over HTTP: those that start how far they are (/ready), those that serve how much they do
+(/metrics).
 
-Room: operator. A pod that does not answer (no route, not listening yet) has no detail; that is no error.
+Room: operator. A pod that does not answer (no route, not listening yet) has nothing to say; that is no error.
+While a model is downloaded by the pod's init container, that one answers, in the same words.
 """
 
 from __future__ import annotations
@@ -12,32 +14,31 @@ from typing import Any
 import aiohttp
 
 from leadline.operator.diagnosis import is_ready
-from leadline.operator.names import CONTAINER, PORT
-from leadline.operator.observed import active_pods
+from leadline.operator.names import CONTAINER, DOWNLOAD_CONTAINER, PORT
+from leadline.operator.observed import StartReport, active_pods
 
-__all__ = ["ProgressProbe", "parse_in_flight"]
+__all__ = ["PodProbe", "is_starting", "parse_in_flight", "parse_start"]
 
 _TIMEOUT = aiohttp.ClientTimeout(total=1.5, connect=1.0)
 _MAX_BYTES = 4096
 _MAX_METRICS = 1 << 20
 
 
-class ProgressProbe:
+class PodProbe:
     def __init__(self) -> None:
         self._session = aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=False)
 
     async def close(self) -> None:
         await self._session.close()
 
-    async def ask(self, pods: list[dict[str, Any]]) -> dict[str, str]:
-        """Pod uid → detail, of the pods that run and are not ready. Takes 1.5 s at most."""
-        starting = [pod for pod in active_pods(pods) if _is_starting(pod)]
-        details = await asyncio.gather(*(self._detail(pod["status"]["podIP"]) for pod in starting))
-        return {
-            str(pod["metadata"]["uid"]): detail
-            for pod, detail in zip(starting, details, strict=True)
-            if detail
-        }
+    async def start_of(self, pod: dict[str, Any]) -> StartReport | None:
+        """What a pod that is not ready says; None if it says nothing within 1.5 s."""
+        try:
+            url = _url(pod["status"]["podIP"], "/ready")
+            async with self._session.get(url, allow_redirects=False) as response:
+                return parse_start(await response.content.read(_MAX_BYTES))
+        except (aiohttp.ClientError, TimeoutError):
+            return None
 
     async def in_flight(self, pods: list[dict[str, Any]]) -> list[float | None]:
         """Requests that each ready pod holds, waiting or running; None for a pod that does not say."""
@@ -54,13 +55,23 @@ class ProgressProbe:
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return None
 
-    async def _detail(self, address: str) -> str:
-        try:
-            async with self._session.get(_url(address, "/ready"), allow_redirects=False) as response:
-                body = await response.content.read(_MAX_BYTES)
-            return str(json.loads(body)["error"]["message"])
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
-            return ""
+
+def parse_start(body: bytes) -> StartReport | None:
+    """An answer of /ready that is no 200; None for one that says nothing."""
+    try:
+        answer = json.loads(body)
+        message = str((answer.get("error") or {}).get("message") or "")
+        told = answer.get("progress") or {}
+        share = told.get("fraction")
+        report = StartReport(
+            message,
+            str(told.get("phase") or ""),
+            None if share is None else min(max(float(share), 0.0), 1.0),
+            str(told.get("detail") or ""),
+        )
+    except (ValueError, AttributeError, TypeError):
+        return None
+    return report if report.message or report.phase else None
 
 
 def parse_in_flight(text: str) -> float | None:
@@ -77,11 +88,13 @@ def _url(address: str, path: str) -> str:
     return f"http://[{address}]:{PORT}{path}" if ":" in address else f"http://{address}:{PORT}{path}"
 
 
-def _is_starting(pod: dict[str, Any]) -> bool:
+def is_starting(pod: dict[str, Any]) -> bool:
+    """Whether a pod runs something that may be asked, and is not ready."""
     status = pod.get("status", {})
     if is_ready(pod) or not status.get("podIP"):
         return False
+    containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     return any(
-        one.get("name") == CONTAINER and "running" in one.get("state", {})
-        for one in status.get("containerStatuses") or []
+        one.get("name") in (CONTAINER, DOWNLOAD_CONTAINER) and "running" in one.get("state", {})
+        for one in containers
     )

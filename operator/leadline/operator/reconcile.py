@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -17,11 +18,10 @@ from typing import Any
 from leadline.operator.api import ApiClient, ApiError, Conflict, NotFound
 from leadline.operator.drift import Echoes
 from leadline.operator.kinds import BY_KIND, SERVICE, Kind
-from leadline.operator.names import HASH_ANNOTATION, OPERATOR_LABEL
+from leadline.operator.names import HASH_ANNOTATION
 from leadline.operator.objects.context import digest
-from leadline.operator.observed import Observed
+from leadline.operator.observed import Observed, StartReport
 from leadline.operator.plan import Event, Plan, owner_of, plan
-from leadline.operator.progress import ProgressProbe
 from leadline.operator.settings import OperatorSettings
 from leadline.operator.store import Key, Store, service_of
 from leadline.protocol.isvc import API_VERSION, KIND
@@ -57,10 +57,15 @@ class _Refusal:
 
 class Reconciler:
     def __init__(
-        self, api: ApiClient, store: Store, settings: OperatorSettings, probe: ProgressProbe | None = None
+        self,
+        api: ApiClient,
+        store: Store,
+        settings: OperatorSettings,
+        reports: Callable[[list[Object]], dict[str, StartReport]],
     ) -> None:
+        """`reports(pods)`: how far those of them are that start, by uid, as far as is known."""
         self._api, self._store, self._settings = api, store, settings
-        self._probe = probe
+        self._reports = reports
         self._echoes = Echoes()
         self._refusals: dict[Key, _Refusal] = {}
 
@@ -68,17 +73,16 @@ class Reconciler:
         """(outcome, seconds after which to look again although nothing has changed). Raises ApiError and
         aiohttp.ClientError for requests that failed; what was done before stays done."""
         service = self._store.service(key)
-        if service is None or service["metadata"].get("deletionTimestamp") or not self._is_ours(service):
+        if (
+            service is None
+            or service["metadata"].get("deletionTimestamp")
+            or not self._settings.looks_at(service)
+        ):
             self._refusals.pop(key, None)
             return Outcome.GONE, None
-        progress: dict[str, str] = {}
-        made = self._plan(key, service, progress)
-        if made.probe and self._probe is not None:
-            progress = await self._probe.ask(self._store.pods(key))
-            made = self._plan(key, service, progress)
+        made = self._plan(key, service)
         if not self._writes(key, service, made):
-            refusal = self._refusals.get(key)
-            return Outcome.UNCHANGED, made.requeue if refusal is None else _REFUSAL_SECONDS
+            return Outcome.UNCHANGED, _REFUSAL_SECONDS if key in self._refusals else None
         try:
             service = await self._api.get(SERVICE, *key)
         except NotFound:
@@ -87,23 +91,19 @@ class Reconciler:
         if service["metadata"].get("deletionTimestamp"):
             return Outcome.GONE, None
         self._store.put(SERVICE, service)
-        made = self._plan(key, service, progress)
+        made = self._plan(key, service)
         foreign = await self._foreign(key, made)
         if foreign:
-            made = self._plan(key, service, progress, foreign)
+            made = self._plan(key, service, foreign)
             await self._report(service, made)
             return Outcome.UNCHANGED, _REFUSAL_SECONDS
         if self._has_left_overs(key, made):
             return Outcome.UNCHANGED, 1.0
         await self._carry_out(key, made)
         # The children are other than they were: what is to be said of them may be too.
-        made = self._plan(key, service, progress)
+        made = self._plan(key, service)
         await self._report(service, made)
-        return Outcome.CHANGED, made.requeue
-
-    def _is_ours(self, service: Object) -> bool:
-        labels = service["metadata"].get("labels") or {}
-        return bool(labels.get(OPERATOR_LABEL, "") == self._settings.operator_name)
+        return Outcome.CHANGED, _REFUSAL_SECONDS if key in self._refusals else None
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -139,15 +139,14 @@ class Reconciler:
         self,
         key: Key,
         service: Object,
-        progress: dict[str, str],
         foreign: dict[tuple[str, str], Object] | None = None,
     ) -> Plan:
         return plan(
             Observed(
                 service,
                 self._store.children(key) | (foreign or {}),
-                self._store.pods(key),
-                progress,
+                pods := self._store.pods(key),
+                self._reports(pods),
                 self._refusals[key].message if key in self._refusals else "",
                 datetime.now(UTC),
             ),

@@ -17,9 +17,8 @@ import msgspec
 from leadline.operator.api import ApiClient, ApiError
 from leadline.operator.autoscaler import Scaler
 from leadline.operator.kinds import SERVICE
-from leadline.operator.names import OPERATOR_LABEL
 from leadline.operator.observed import scaled_by_autoscaler
-from leadline.operator.progress import ProgressProbe
+from leadline.operator.progress import PodProbe
 from leadline.operator.settings import OperatorSettings
 from leadline.operator.store import Key, Store
 from leadline.protocol.isvc_types import Autoscaling, InferenceServiceSpec
@@ -30,9 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class ServiceScaler:
-    def __init__(
-        self, api: ApiClient, store: Store, settings: OperatorSettings, probe: ProgressProbe
-    ) -> None:
+    def __init__(self, api: ApiClient, store: Store, settings: OperatorSettings, probe: PodProbe) -> None:
         self._api, self._store, self._settings, self._probe = api, store, settings, probe
         self._scalers: dict[Key, Scaler] = {}
 
@@ -48,8 +45,7 @@ class ServiceScaler:
         service = self._store.service(key)
         if service is None or service["metadata"].get("deletionTimestamp"):
             return None
-        labels = service["metadata"].get("labels") or {}
-        if labels.get(OPERATOR_LABEL, "") != self._settings.operator_name or scaled_by_autoscaler(service):
+        if not self._settings.looks_at(service) or scaled_by_autoscaler(service):
             return None
         try:
             spec = msgspec.convert(service.get("spec", {}), InferenceServiceSpec)

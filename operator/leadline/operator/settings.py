@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from leadline.operator.names import OPERATOR_LABEL
 
 __all__ = ["OperatorSettings"]
 
@@ -55,3 +58,8 @@ class OperatorSettings:
     lease_seconds: float = 15.0
     port: int = 8080
     """Of /health, /ready and /metrics; 0: no server."""
+
+    def looks_at(self, service: dict[str, Any]) -> bool:
+        """Whether an InferenceService is this operator's to look at."""
+        labels = service["metadata"].get("labels") or {}
+        return bool(labels.get(OPERATOR_LABEL, "") == self.operator_name)

@@ -34,9 +34,9 @@ def service_of(kind: Kind, item: Object) -> Key | None:
 def _owner(metadata: Object) -> str:
     """Name of the InferenceService that controls an object; empty if none does."""
     for owner in metadata.get("ownerReferences") or []:
-        if owner.get("controller") and owner.get("kind") == KIND:
-            if str(owner.get("apiVersion", "")).partition("/")[0] == GROUP:
-                return str(owner["name"])
+        group = str(owner.get("apiVersion", "")).partition("/")[0]
+        if owner.get("controller") and (group, owner.get("kind")) == (GROUP, KIND):
+            return str(owner["name"])
     return ""
 
 

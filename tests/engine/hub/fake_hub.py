@@ -7,6 +7,7 @@ import json
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -48,7 +49,7 @@ class FakeHub:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 if with_body:
-                    self.wfile.write(body)
+                    hub.send(self.wfile, path, body)
 
             def log_message(self, *arguments: object) -> None:
                 pass
@@ -65,6 +66,10 @@ class FakeHub:
         self.server.shutdown()
         self.server.server_close()
         self.thread.join()
+
+    def send(self, out: BinaryIO, path: str, body: bytes) -> None:
+        """Write a body; a hub that is slow overrides it."""
+        out.write(body)
 
     def fetched(self) -> set[str]:
         """Files whose contents were downloaded."""

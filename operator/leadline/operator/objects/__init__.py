@@ -1,7 +1,8 @@
 """The Kubernetes objects of one InferenceService, each made by a pure function of `ServiceContext`.
 
 context     spec, identity and settings, with the questions that several objects ask
-pod         the pod template: engine container, probes, volumes, restricted security
+containers  the engine's container and the download before it: arguments, environment, probes
+pod         the pod template: containers, volumes, restricted security
 workload    Deployment and PodDisruptionBudget
 network     headless Service and NetworkPolicy
 support     ServiceAccount, ConfigMap of warm-up prompts, Secret with the Redis URL, cache claim

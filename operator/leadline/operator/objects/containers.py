@@ -1,0 +1,193 @@
+"""The containers of a pod: the engine, and the download of an hf:// model before it.
+
+Room: operator. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from leadline.operator.names import (
+    CONTAINER,
+    DOWNLOAD_CONTAINER,
+    PORT,
+    PORT_NAME,
+    redis_secret_name,
+)
+from leadline.operator.objects.context import ServiceContext
+from leadline.protocol.isvc_termination import TERMINATION_VARIABLE
+
+__all__ = ["PRE_STOP_SECONDS", "download_container", "engine_container", "is_downloaded"]
+
+PRE_STOP_SECONDS = 5
+"""Between the pod's removal from the endpoints and SIGTERM: gateways have stopped sending by then (P8)."""
+_TERMINATION_LOG = "/dev/termination-log"
+"""Kubernetes' own default; the kubelet mounts a file there that the container's user may write."""
+_PROBE_SECONDS = 2
+
+
+def engine_container(context: ServiceContext) -> dict[str, Any]:
+    spec = context.spec
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "args": ["serve", *_arguments(context)],
+        "env": _environment(context),
+        "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
+        # The port listens before the model is loaded; a process that ends while loading fails the pod at
+        # once, and one that hangs is started anew after startupSeconds.
+        "startupProbe": _probe("/ready", _PROBE_SECONDS, -(-spec.engine.startup_seconds // _PROBE_SECONDS)),
+        "readinessProbe": _probe("/ready", _PROBE_SECONDS, 2),
+        "livenessProbe": _probe("/health", 10, 6),
+        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
+        "volumeMounts": _mounts(context),
+        **_leadline(context),
+    }
+    if context.on_gpu:
+        count = str(spec.tensor_parallel)
+        name = spec.accelerator.resource_name
+        container["resources"] = {"limits": {name: count}, "requests": {name: count}}
+    return container
+
+
+def download_container(context: ServiceContext) -> dict[str, Any]:
+    """Fetches the model into the cache before an accelerator's process starts, and says on the engine's port
+    how far it is. Only here is the hub's token known; the engine itself runs offline, so a restart of its
+    container does not depend on the hub."""
+    environment = _folders()
+    if (token := context.spec.token_secret_ref) is not None:
+        reference = {"name": token.name, "key": token.key}
+        environment.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
+    if context.on_gpu:
+        # Images for CUDA ask for all GPUs of the node, where the runtime lets them.
+        environment.append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})
+    return {
+        "name": DOWNLOAD_CONTAINER,
+        "args": ["model-path", context.spec.model, f"--progress-port={PORT}"],
+        "env": environment,
+        "volumeMounts": [
+            {"name": "cache", "mountPath": "/cache"},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+        **_leadline(context),
+    }
+
+
+def _leadline(context: ServiceContext) -> dict[str, Any]:
+    """What every container that runs our command has."""
+    default_image = context.settings.engine_image if context.on_gpu else context.settings.engine_cpu_image
+    return {
+        "image": context.spec.image or default_image,
+        "command": ["leadline"],
+        # What it said last is what the status says of a crash: a typed error by name, else its log.
+        "terminationMessagePath": _TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+
+
+def _folders() -> list[dict[str, Any]]:
+    return [
+        {"name": "LEADLINE_CACHE", "value": "/cache/leadline"},
+        {"name": "HF_HOME", "value": "/cache/huggingface"},
+        {"name": "HOME", "value": "/tmp"},
+        {"name": TERMINATION_VARIABLE, "value": _TERMINATION_LOG},
+    ]
+
+
+def _probe(path: str, period: int, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": PORT_NAME},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def _arguments(context: ServiceContext) -> list[str]:
+    spec, engine = context.spec, context.spec.engine
+    arguments = [
+        _model_argument(spec.model),
+        "--host=0.0.0.0",
+        f"--port={PORT}",
+        f"--served-name={context.served_name}",
+        f"--drain-timeout={spec.rollout.drain_seconds}",
+        f"--device={'cuda' if context.on_gpu else 'cpu'}",
+        f"--tensor-parallel={spec.tensor_parallel}",
+        "--log-format=json",
+    ]
+    for option, value in (
+        ("max-model-len", engine.max_model_len),
+        ("block-size", engine.block_size),
+        ("gpu-memory-utilization", engine.gpu_memory_utilization),
+        ("dtype", engine.dtype),
+        ("max-concurrent-requests", engine.max_concurrent_requests),
+    ):
+        if value is not None:
+            arguments.append(f"--{option}={value}")
+    if engine.warmup_prompts:
+        arguments.append("--warmup-file=/etc/leadline/warmup.txt")
+    return arguments + list(engine.extra_args)
+
+
+def is_downloaded(model: str) -> bool:
+    return model.startswith("hf://")
+
+
+def _model_argument(model: str) -> str:
+    """What `leadline serve` is given: a claim is a folder under /model, everything else is the engine's to
+    fetch."""
+    if not model.startswith("pvc://"):
+        return model
+    _, _, path = model.removeprefix("pvc://").partition("/")
+    return f"/model/{path}".rstrip("/")
+
+
+def _environment(context: ServiceContext) -> list[dict[str, Any]]:
+    spec = context.spec
+    environment: list[dict[str, Any]] = [
+        _field("POD_IP", "status.podIP"),
+        _field("LEADLINE_POD_NAME", "metadata.name"),
+        _field("LEADLINE_POD_UID", "metadata.uid"),
+        {"name": "LEADLINE_ADVERTISE_ADDRESS", "value": f"$(POD_IP):{PORT}"},
+        {"name": "LEADLINE_SERVICE", "value": f"{context.namespace}/{context.name}"},
+        *_folders(),
+    ]
+    if is_downloaded(spec.model):
+        environment.append({"name": "HF_HUB_OFFLINE", "value": "1"})
+    if spec.aliases:
+        environment.append({"name": "LEADLINE_ALIASES", "value": ",".join(spec.aliases)})
+    if context.redis_needs_secret:
+        reference = {"name": redis_secret_name(context.name), "key": "url"}
+        environment.append({"name": "LEADLINE_REDIS_URL", "valueFrom": {"secretKeyRef": reference}})
+    elif context.settings.redis_url:
+        environment.append({"name": "LEADLINE_REDIS_URL", "value": context.settings.redis_url})
+    if context.on_gpu and spec.tensor_parallel > 1:
+        # All ranks live in this pod: they meet over loopback, and exchange data over NVLink, PCIe or
+        # /dev/shm.
+        environment += [
+            {"name": "NCCL_SOCKET_IFNAME", "value": "lo"},
+            {"name": "NCCL_IB_DISABLE", "value": "1"},
+            {"name": "NCCL_DEBUG", "value": "WARN"},
+        ]
+    return environment
+
+
+def _field(name: str, path: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def _mounts(context: ServiceContext) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = [
+        {"name": "cache", "mountPath": "/cache"},
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+    if context.spec.model.startswith("pvc://"):
+        mounts.append({"name": "model", "mountPath": "/model", "readOnly": True})
+    if context.spec.engine.warmup_prompts:
+        mounts.append({"name": "config", "mountPath": "/etc/leadline", "readOnly": True})
+    return mounts
