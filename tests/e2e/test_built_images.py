@@ -24,7 +24,7 @@ for folder in ("/", "/opt/leadline", "/usr/lib", "/etc", "/tmp"):
         pass
 done = subprocess.run(["leadline", "--help"], capture_output=True, text=True)
 print(json.dumps({
-    "packages": [one.metadata["Name"].lower().replace("_", "-") for one in importlib.metadata.distributions()],
+    "packages": [one.name.lower().replace("_", "-") for one in importlib.metadata.distributions()],
     "user": os.getuid(), "writable": writable, "help": done.returncode, "said": done.stdout + done.stderr,
 }))
 """

@@ -6,8 +6,10 @@ Needs KUBECONFIG, and a node that has the image local/busybox:1 (../shared/clust
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,17 +32,18 @@ from cluster_tools import (
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
+def install_definition() -> None:
+    """The CRD, as generated."""
+    for words in (
+        ("apply", "-f", str(ROOT / "manifests/crd.yaml")),
+        ("wait", "--for=condition=Established", "crd/inferenceservices.serving.leadline.io"),
+    ):
+        subprocess.run([kubectl_path(), *words], check=True, timeout=60)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def definition() -> None:
-    """The CRD, as generated."""
-    import subprocess
-
-    subprocess.run([kubectl_path(), "apply", "-f", str(ROOT / "manifests/crd.yaml")], check=True, timeout=60)
-    subprocess.run(
-        [kubectl_path(), "wait", "--for=condition=Established", "crd/inferenceservices.serving.leadline.io"],
-        check=True,
-        timeout=60,
-    )
+    install_definition()
 
 
 @pytest.fixture
@@ -297,6 +300,72 @@ def test_a_rollout_without_a_spare_gpu_goes_through(cluster: Cluster, tmp_path: 
             one["type"]: one["status"] for one in cluster.get("isvc", "full")["status"]["conditions"]
         }
         assert conditions["ModelAvailable"] == "True"
+
+
+def test_changes_in_the_middle_of_rollouts_make_no_pod_too_many(cluster: Cluster, tmp_path: Path) -> None:
+    """P4: whatever the operator's copy of the cluster says meanwhile."""
+    spec = {"replicas": 2, "rollout": {"maxSurge": 1, "maxUnavailable": 0, "drainSeconds": 0}}
+
+    def alive() -> list[dict[str, Any]]:
+        found = cluster.items("pods", "-l", "serving.leadline.io/service=rolled")
+        return [one for one in found if "deletionTimestamp" not in one["metadata"]]
+
+    def names(pods: list[dict[str, Any]]) -> set[str]:
+        return {one["metadata"]["name"] for one in pods}
+
+    with operator(cluster, tmp_path) as process:
+        cluster.apply(service("rolled", **spec))
+        until(lambda: is_ready(cluster, "rolled"), explain=process.text)
+        for number in range(4):
+            before = names(alive())
+            cluster.apply(service("rolled", **spec, servedName=f"v{number}"))
+
+            # On to the next change as soon as a pod of this one is there, ready or not.
+            def a_new_pod(before: set[str] = before) -> bool:
+                pods = alive()
+                assert len(pods) <= 3, f"more than replicas and surge: {sorted(names(pods))}"
+                return bool(names(pods) - before)
+
+            until(a_new_pod, explain=process.text)
+        until(lambda: is_ready(cluster, "rolled"), explain=process.text)
+        until(lambda: len(alive()) == 2, explain=process.text)
+        assert len(cluster.items("deploy")) == 1
+        assert "v3" in json.dumps(alive()[0]["spec"])
+        assert "v3" in json.dumps(alive()[1]["spec"])
+
+
+@pytest.mark.skipif(
+    bool(os.environ.get("LEADLINE_E2E_SHARED")),
+    reason="LEADLINE_E2E_SHARED is set: with the definition, everybody's services on this cluster would go",
+)
+def test_a_definition_that_is_deleted_takes_its_services_along_and_may_come_back(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """P6."""
+    crd = "crd/inferenceservices.serving.leadline.io"
+    process = OperatorProcess(cluster, tmp_path).wait_ready()
+    try:
+        cluster.apply(service("gone"))
+        until(lambda: cluster.get("deploy", "gone-engine"), explain=process.text)
+        cluster.kubectl("delete", crd, "--timeout=30s", namespaced=False)  # nothing holds it back
+        install_definition()
+        cluster.apply(service("gone"))
+        uid = cluster.get("isvc", "gone")["metadata"]["uid"]
+
+        def ours() -> bool:
+            nonlocal process
+            if process.process.poll() is not None:
+                # It may give up with the sentence why; then a kubelet starts it again.
+                assert "ERROR leadline.operator: watch ended" in process.text()
+                process = OperatorProcess(cluster, tmp_path).wait_ready()
+            found = cluster.get("deploy", "gone-engine")
+            return bool(found) and found["metadata"]["ownerReferences"][0]["uid"] == uid
+
+        # The collector of owned objects looks every 30 s for kinds that have gone and come.
+        until(ours, 90, process.text)
+        until(lambda: is_ready(cluster, "gone"), 60, process.text)
+    finally:
+        process.stop()
 
 
 def test_an_operator_that_is_killed_at_random_moments_converges(cluster: Cluster, tmp_path: Path) -> None:
