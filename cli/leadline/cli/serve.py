@@ -8,7 +8,7 @@ from pathlib import Path
 
 from leadline.cli.options import add_engine_options, engine_config
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "aliases", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("text", "json"),
         default="text",
         help="form of a log line (default: %(default)s)",
+    )
+    group.add_argument(
+        "--alias",
+        action="append",
+        metavar="NAME",
+        help="another name that requests may give the model; repeat it for more (environment: "
+        "LEADLINE_ALIASES, with commas between)",
     )
     group.add_argument("--access-log", action="store_true", help="log every HTTP request")
     group.add_argument(
@@ -81,6 +88,12 @@ def _option_or_environment(args: argparse.Namespace, name: str) -> str | None:
     return value or os.environ.get("LEADLINE_" + name.upper()) or None
 
 
+def aliases(args: argparse.Namespace) -> tuple[str, ...]:
+    """Of the options, else of the environment, in which the operator gives them."""
+    names: list[str] = args.alias or os.environ.get("LEADLINE_ALIASES", "").split(",")
+    return tuple(name.strip() for name in names if name.strip())
+
+
 def run(args: argparse.Namespace) -> int:
     config = engine_config(args.model, args)
     from leadline.engine.errors import ConfigError
@@ -99,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
         log_format=args.log_format,
         access_log=args.access_log,
         api_keys=keys,
+        aliases=aliases(args),
         warmup_prompts=_lines(args.warmup_file),
         redis_url=_option_or_environment(args, "redis_url"),
         service=_option_or_environment(args, "service"),

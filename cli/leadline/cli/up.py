@@ -49,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--redis-url", default="", metavar="URL", help="a Redis to use; a private Valkey when left out"
     )
     group.add_argument(
+        "--alias",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name that requests may give the model; repeat it for more",
+    )
+    group.add_argument(
         "--warmup-file",
         metavar="FILE",
         help="file with one prompt a line to put into every engine's prefix cache before it is ready",
@@ -80,7 +87,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"port must lie between 0 and 65535, not {args.port}")
     if args.drain_timeout < 0:
         raise ConfigError(f"drain_timeout must not be negative, got {args.drain_timeout:g}")
-    extra = [f"--warmup-file={args.warmup_file}"] if args.warmup_file else []
+    extra = [f"--alias={name}" for name in args.alias]
+    if args.warmup_file:
+        extra.append(f"--warmup-file={args.warmup_file}")
     settings = StackSettings(
         engines=EngineSettings.of(args.model, args, extra),
         replicas=args.replicas,

@@ -23,6 +23,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from leadline.engine import wire
 from leadline.engine.config import EngineConfig
@@ -155,27 +156,10 @@ class AsyncEngine:
         self,
         prompt: str | Sequence[int],
         sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        add_special_tokens: bool = True,
-        priority_class: PriorityClass = "interactive",
-        queue_timeout: float | None = None,
-        deadline: float | None = None,
-        cache_salt: str = "",
-        resume_token_ids: Sequence[int] = (),
+        **options: Any,
     ) -> AsyncGenerator[OutputDelta, None]:
-        """`prepare` and `run` in one."""
-        request = await self.prepare(
-            prompt,
-            sampling,
-            request_id=request_id,
-            add_special_tokens=add_special_tokens,
-            priority_class=priority_class,
-            queue_timeout=queue_timeout,
-            deadline=deadline,
-            cache_salt=cache_salt,
-            resume_token_ids=resume_token_ids,
-        )
+        """`prepare` (whose options these are) and `run` in one."""
+        request = await self.prepare(prompt, sampling, **options)
         async with contextlib.aclosing(self.run(request)) as deltas:
             async for delta in deltas:
                 yield delta

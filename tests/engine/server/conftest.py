@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live_server import WARM_PROMPT, LiveServer, serving
+from live_server import ODD_NAMES, WARM_PROMPT, LiveServer, serving
 
 from leadline.engine.hub import resolve_model
 
@@ -44,7 +44,7 @@ def strict_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def narrow_server(strict_model: Path) -> Iterator[LiveServer]:
     """One request at a time, one more may wait; a strict chat template; an API key; served under its own
-    name."""
+    name and odd aliases."""
     keys = strict_model.parent / "keys"
     keys.write_text("key-one\nkey-two\n")
     warm = strict_model.parent / "warm"
@@ -52,6 +52,7 @@ def narrow_server(strict_model: Path) -> Iterator[LiveServer]:
     with serving(
         str(strict_model),
         "--served-name=strict",
+        *(f"--alias={name}" for name in ODD_NAMES),
         "--max-concurrent-requests=1",
         "--max-queued-requests=1",
         f"--api-key-file={keys}",

@@ -24,6 +24,8 @@ WARM_PROMPT = (
     "You are the assistant of a railway company and answer questions about trains, tickets and stations."
 )
 """In the prefix cache of `narrow_server` before it takes requests."""
+ODD_NAMES = ["Qwen/Qwen3-8B.Instruct", "x" * 200, "模型-É.v2:latest"]
+"""Aliases of `narrow_server` (P17)."""
 BASE_OPTIONS = [
     "--port=0",
     f"--block-size={BLOCK}",

@@ -29,18 +29,17 @@ from leadline.engine.messages import CoreRequest, TokenLogprobs
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.server.generation import (
     UsageCounter,
+    answered,
     created_now,
     finish_of,
     finish_reason,
-    guarded,
     new_id,
-    streaming_response,
 )
-from leadline.engine.server.http import JSONBytes, read_body, sse, until_disconnect
+from leadline.engine.server.http import sse
 from leadline.engine.server.logprobs import chat_logprobs
 from leadline.engine.server.metrics import RequestTimer
 from leadline.engine.server.params import chat_sampling, extras
-from leadline.engine.server.prompts import check_model, prompts_of
+from leadline.engine.server.prompts import prompts_of
 from leadline.engine.server.state import ServerState
 from leadline.protocol.openai.chat import ChatCompletionRequest, FunctionCall, ToolCall
 from leadline.protocol.openai.common import FinishReason
@@ -60,22 +59,10 @@ __all__ = ["create"]
 
 
 async def create(request: Request, state: ServerState) -> Response:
-    body = await read_body(request, ChatCompletionRequest, state.settings.max_body_bytes)
-    engine = state.admit()
-    timer = RequestTimer(state.metrics, "chat")
-    try:
-        answer = await _prepare(body, engine)
-    except BaseException as error:
-        with timer:
-            raise error
-    if body.stream:
-        return await streaming_response(request, guarded(answer.events(timer), timer))
-    with timer:
-        return JSONBytes(await until_disconnect(request, answer.whole(timer)))
+    return await answered(request, state, ChatCompletionRequest, "chat", _prepare)
 
 
 async def _prepare(body: ChatCompletionRequest, engine: AsyncEngine) -> _Answer:
-    check_model(body.model, engine)
     plan = plan_tools(
         msgspec.to_builtins(body.tools) if body.tools else None,
         msgspec.to_builtins(body.tool_choice),

@@ -20,19 +20,18 @@ from leadline.engine.messages import CoreRequest, TokenLogprobs
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.server.generation import (
     UsageCounter,
+    answered,
     created_now,
     finish_of,
     finish_reason,
-    guarded,
     merge,
     new_id,
-    streaming_response,
 )
-from leadline.engine.server.http import JSONBytes, read_body, sse, until_disconnect
+from leadline.engine.server.http import sse
 from leadline.engine.server.logprobs import CompletionLogprobsBuilder, prompt_logprobs
 from leadline.engine.server.metrics import RequestTimer
 from leadline.engine.server.params import completion_sampling, extras
-from leadline.engine.server.prompts import check_model, prompts_of
+from leadline.engine.server.prompts import prompts_of
 from leadline.engine.server.state import ServerState
 from leadline.protocol.openai.completion import CompletionRequest
 from leadline.protocol.openai.responses import Completion, CompletionChoice, CompletionLogprobs
@@ -43,22 +42,10 @@ _MAX_PROMPTS = 2048
 
 
 async def create(request: Request, state: ServerState) -> Response:
-    body = await read_body(request, CompletionRequest, state.settings.max_body_bytes)
-    engine = state.admit()
-    timer = RequestTimer(state.metrics, "completions")
-    try:
-        answer = await _prepare(body, engine)
-    except BaseException as error:
-        with timer:
-            raise error
-    if body.stream:
-        return await streaming_response(request, guarded(answer.events(timer), timer))
-    with timer:
-        return JSONBytes(await until_disconnect(request, answer.whole(timer)))
+    return await answered(request, state, CompletionRequest, "completions", _prepare)
 
 
 async def _prepare(body: CompletionRequest, engine: AsyncEngine) -> _Answer:
-    check_model(body.model, engine)
     sampling = engine.builder.sampling_params(completion_sampling(body))
     prompts = await prompts_of(body, engine)
     if len(prompts) > _MAX_PROMPTS:

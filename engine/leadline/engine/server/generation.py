@@ -1,5 +1,5 @@
-"""What both generation endpoints do with a running request: first delta before headers, merging, errors,
-usage."""
+"""What both generation endpoints do with a request: answering it whole or as events, first delta before
+headers, merging, errors, usage."""
 
 from __future__ import annotations
 
@@ -7,31 +7,76 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
 
+from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.outputs import OutputDelta
-from leadline.engine.server.http import ApiError, EventStream, api_error, sse, until_disconnect
+from leadline.engine.server.http import (
+    ApiError,
+    EventStream,
+    JSONBytes,
+    api_error,
+    read_body,
+    sse,
+    until_disconnect,
+)
 from leadline.engine.server.metrics import RequestTimer, outcome_of
-from leadline.protocol.openai.common import PromptTokensDetails, Usage
+from leadline.engine.server.state import ServerState
+from leadline.protocol.openai.common import GenerationRequest, PromptTokensDetails, Usage
 
 __all__ = [
+    "Answer",
     "UsageCounter",
+    "answered",
     "created_now",
     "finish_of",
     "finish_reason",
     "guarded",
     "merge",
     "new_id",
-    "streaming_response",
 ]
 
 logger = logging.getLogger("leadline.engine.server")
+
+
+BodyT = TypeVar("BodyT", bound=GenerationRequest)
+
+
+class Answer(Protocol):
+    """A request that is ready to run, in the shape of its endpoint."""
+
+    async def whole(self, timer: RequestTimer) -> Any: ...
+    def events(self, timer: RequestTimer) -> AsyncGenerator[bytes, None]: ...
+
+
+async def answered(
+    request: Request,
+    state: ServerState,
+    kind: type[BodyT],
+    endpoint: str,
+    prepare: Callable[[BodyT, AsyncEngine], Awaitable[Answer]],
+) -> Response:
+    """The answer of one of the generation endpoints, whose bodies are `kind`; `endpoint` is its label in the
+    metrics. Every request that the engine is there for is observed once, refused ones included."""
+    body = await read_body(request, kind, state.settings.max_body_bytes)
+    engine = state.admit()
+    timer = RequestTimer(state.metrics, endpoint)
+    try:
+        state.check_model(body.model)
+        answer = await prepare(body, engine)
+    except BaseException as error:
+        with timer:
+            raise error
+    if body.stream:
+        return await _streamed(request, guarded(answer.events(timer), timer))
+    with timer:
+        return JSONBytes(await until_disconnect(request, answer.whole(timer)))
 
 
 def new_id(prefix: str) -> str:
@@ -138,7 +183,7 @@ async def guarded(events: AsyncIterator[bytes], timer: RequestTimer) -> AsyncGen
             yield sse(answer.body())
 
 
-async def streaming_response(request: Request, events: AsyncGenerator[bytes, None]) -> Response:
+async def _streamed(request: Request, events: AsyncGenerator[bytes, None]) -> Response:
     """Wait for the first event (queue full, timeouts and bad requests are real statuses), then stream."""
     try:
         first = await until_disconnect(request, anext(events))

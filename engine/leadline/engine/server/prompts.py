@@ -1,4 +1,4 @@
-"""Prompts of requests: which model, chat templates, tokenization; off the event loop when they are long."""
+"""Prompts of requests: chat templates, tokenization; off the event loop when they are long."""
 
 from __future__ import annotations
 
@@ -7,25 +7,13 @@ from collections.abc import Sequence
 
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.errors import RequestError
-from leadline.engine.server.http import ApiError
 from leadline.protocol.text.prompts import PromptInput, PromptRequest, prompt_inputs, prompt_token_ids
 
-__all__ = ["check_model", "check_token_ids", "encode", "prompts_of"]
+__all__ = ["check_token_ids", "encode", "prompts_of"]
 
 _INLINE_CHARACTERS = 16_384
 """Shorter texts tokenize in about a millisecond, less than the hop to a thread is worth."""
 _INLINE_MESSAGES = 64
-
-
-def check_model(name: str | None, engine: AsyncEngine) -> None:
-    if name is not None and name != engine.served_name:
-        raise ApiError(
-            404,
-            f"the model {name!r} does not exist; this server has {engine.served_name!r}",
-            type="not_found_error",
-            param="model",
-            code="model_not_found",
-        )
 
 
 async def prompts_of(body: PromptRequest, engine: AsyncEngine) -> list[PromptInput]:

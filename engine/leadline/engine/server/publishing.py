@@ -39,7 +39,7 @@ async def announce(publisher: Publisher, engine: AsyncEngine, state: ServerState
         epoch=publisher.epoch,
         model=engine.served_name if chain is None else chain.model,
         revision="" if chain is None else chain.revision,
-        served_names=(engine.served_name,),
+        served_names=state.names,
         block_size=engine.config.block_size,
         max_model_len=engine.max_model_len,
         max_concurrent_requests=engine.config.max_concurrent_requests,

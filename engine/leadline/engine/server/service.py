@@ -7,11 +7,12 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 
 from fastapi import Request
+from msgspec import UNSET
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from leadline.engine.server.http import ApiError, JSONBytes, read_body, until_disconnect
-from leadline.engine.server.prompts import check_model, check_token_ids, encode, prompts_of
+from leadline.engine.server.prompts import check_token_ids, encode, prompts_of
 from leadline.engine.server.state import Phase, ServerState
 from leadline.protocol.errors import ErrorObject
 from leadline.protocol.openai.service import (
@@ -79,16 +80,22 @@ async def version(_: Request, state: ServerState) -> Response:
 
 async def models(_: Request, state: ServerState) -> Response:
     engine = state.admit()
-    card = ModelCard(id=engine.served_name, created=_STARTED, max_model_len=engine.max_model_len)
-    if engine.prefix_chain is not None:
-        card.prefix_chain = engine.prefix_chain
-    return JSONBytes(ModelList(data=[card]))
+    cards = [
+        ModelCard(
+            id=name,
+            created=_STARTED,
+            max_model_len=engine.max_model_len,
+            prefix_chain=UNSET if engine.prefix_chain is None else engine.prefix_chain,
+        )
+        for name in state.names
+    ]
+    return JSONBytes(ModelList(data=cards))
 
 
 async def tokenize(request: Request, state: ServerState) -> Response:
     body = await read_body(request, TokenizeRequest, state.settings.max_body_bytes)
     engine = state.admit()
-    check_model(body.model, engine)
+    state.check_model(body.model)
     (prompt,) = await prompts_of(body, engine)
     tokens = await encode(prompt, engine)
     return JSONBytes(TokenizeResponse(tokens=tokens, count=len(tokens), max_model_len=engine.max_model_len))
@@ -97,7 +104,7 @@ async def tokenize(request: Request, state: ServerState) -> Response:
 async def detokenize(request: Request, state: ServerState) -> Response:
     body = await read_body(request, DetokenizeRequest, state.settings.max_body_bytes)
     engine = state.admit()
-    check_model(body.model, engine)
+    state.check_model(body.model)
     check_token_ids(body.tokens, engine.tokenizer.vocab_size, "tokens")
     return JSONBytes(DetokenizeResponse(prompt=engine.tokenizer.decode(body.tokens)))
 

@@ -20,6 +20,8 @@ class ServerSettings:
     access_log: bool = False
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """When not empty, /v1 and /admin need one of them as a bearer token."""
+    aliases: tuple[str, ...] = ()
+    """More names by which requests may call the model, beside its served name."""
     max_body_bytes: int = 32 << 20
     stall_seconds: float = 120.0
     """/ready turns 503 when the core's loop has not gone round for this long (one long CPU prefill step is

@@ -45,6 +45,25 @@ class ServerState:
         """What /health and /ready say of the start, while there is one."""
         return self.started if self.phase is Phase.STARTING and self.started is not None else UNSET
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a request may call the model: the served name first, then the aliases."""
+        served = () if self.engine is None else (self.engine.served_name,)
+        return tuple(dict.fromkeys((*served, *self.settings.aliases)))
+
+    def check_model(self, name: str | None) -> None:
+        """Raise the 404 of a model that is not served here; None: the one that is. Names are compared as they
+        are, whatever is in them."""
+        if name is not None and name not in self.names:
+            others = ", ".join(map(repr, self.names))
+            raise ApiError(
+                404,
+                f"the model {name!r} does not exist; this server has {others}",
+                type="not_found_error",
+                param="model",
+                code="model_not_found",
+            )
+
     def admit(self) -> AsyncEngine:
         """The engine, or the 503 that a new request gets now."""
         if self.phase is Phase.SERVING and self.engine is not None:
