@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leadline.operator.autoscaler import Scaler, wanted_replicas
-from leadline.operator.progress import parse_in_flight
+from leadline.operator.demand import (
+    Demand,
+    GatewayView,
+    gateway_counts,
+    of_gateway,
+    of_pods,
+    parse_gateway,
+    parse_in_flight,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,11 +40,53 @@ from leadline.operator.progress import parse_in_flight
 def test_what_the_loads_ask_for_at_ten_a_pod(
     loads: list[float | None], current: int, wanted: int | None
 ) -> None:
-    assert wanted_replicas(loads, 10, current) == wanted
+    assert wanted_replicas(of_pods(loads, 10), 10, current) == wanted
 
 
 def decide(scaler: Scaler, loads: list[float | None], current: int, now: float) -> int:
-    return scaler.decide(loads, target=10, minimum=1, maximum=8, current=current, now=now)
+    return scaler.decide(of_pods(loads, 10), target=10, minimum=1, maximum=8, current=current, now=now)
+
+
+def view(**in_flight: float) -> GatewayView:
+    return GatewayView({f"team/{name}": count for name, count in in_flight.items()})
+
+
+VIEWS: dict[str, tuple[list[GatewayView | None], bool, Demand | None]] = {
+    "no gateway": ([], False, None),
+    "a gateway that does not know the service": ([view(other=9)], False, None),
+    "one replica": ([view(qwen=3)], True, Demand(3, 3)),
+    "all replicas": ([view(qwen=3), view(qwen=4, other=9)], True, Demand(7, 7)),
+    "a replica that has just come and does not know it yet": ([view(qwen=3), view()], True, Demand(3, 3)),
+    "a silent replica": ([view(qwen=3), None], True, Demand(3, math.inf)),
+    "all replicas silent": ([None, None], True, None),
+}
+
+
+@pytest.mark.parametrize("case", VIEWS)
+def test_the_gateways_replicas_are_added_up(case: str) -> None:
+    views, counts, demand = VIEWS[case]
+    assert gateway_counts(views, "team/qwen") == counts
+    if counts:
+        assert of_gateway(views, "team/qwen") == demand
+
+
+@pytest.mark.parametrize(("low", "wanted"), [(5, 3), (29, 3), (45, 5)])
+def test_a_silent_replica_of_the_gateway_may_lead_up_but_never_down(low: float, wanted: int) -> None:
+    assert wanted_replicas(Demand(low, math.inf), 10, 3) == wanted
+
+
+def test_a_gateways_own_metrics_are_understood() -> None:
+    from leadline.gateway.metrics import GatewayMetrics
+    from leadline.gateway.policies.random_choice import RandomPolicy
+    from leadline.gateway.services import Service
+
+    metrics = GatewayMetrics()
+    services = [Service(name=name, model="", policy=RandomPolicy()) for name in ("team/qwen", "team/calm")]
+    metrics.refresh(services, 0.0)
+    metrics.in_flight.labels("team/qwen").set(3)
+    metrics.in_flight.labels("").set(9)  # requests that got no further belong to no service
+    assert parse_gateway(metrics.render().decode()) == view(qwen=3, calm=0)
+    assert parse_gateway("leadline_engine_running_requests 1.0") is None
 
 
 def test_up_at_once_but_at_most_to_twice_as_many() -> None:
@@ -74,7 +125,9 @@ def test_missing_metrics_neither_scale_to_the_minimum_nor_to_the_maximum() -> No
 def test_the_limits_hold_whatever_comes(rounds: list[list[float | None]], low: int, high: int) -> None:
     scaler, current = Scaler(), 1
     for step, loads in enumerate(rounds):
-        current = scaler.decide(loads, target=7, minimum=low, maximum=high, current=current, now=step * 40.0)
+        current = scaler.decide(
+            of_pods(loads, 7), target=7, minimum=low, maximum=high, current=current, now=step * 40.0
+        )
         assert low <= current <= high
 
 

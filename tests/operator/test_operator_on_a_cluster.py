@@ -248,7 +248,7 @@ FAILURES = {
         "accelerator": {"type": "gpu", "resourceName": "example.com/gpu"},
         "tensorParallel": 2,
     },
-    "ConfigFailed": {"tokenSecretRef": {"name": "not-there"}},
+    "ConfigFailed": {"model": "hf://org/name", "tokenSecretRef": {"name": "not-there"}},
     "Unschedulable": {"model": "pvc://not-there/llama"},
     "PodsRefused": {"podTemplate": {"spec": {"hostNetwork": True}}},
     "LoadingWeights": {"command": "sleep 1000"},
@@ -278,7 +278,8 @@ def test_what_keeps_pods_from_serving_is_said_within_seconds_and_as_an_event(
 def test_a_rollout_without_a_spare_gpu_goes_through(cluster: Cluster, tmp_path: Path) -> None:
     """P3: every GPU of the cluster is taken by the old pods, and the new image still gets in."""
     resource = "example.com/rollout-gpu"
-    node = json.loads(cluster.kubectl("get", "nodes", "-o", "json", namespaced=False))["items"][0]
+    nodes = json.loads(cluster.kubectl("get", "nodes", "-o", "json", namespaced=False))["items"]
+    node = next(one for one in nodes if not one["spec"].get("taints"))  # fake ones are tainted
     patch = {part: {resource: "2"} for part in ("capacity", "allocatable")}
     cluster.kubectl(
         *("patch", "node", node["metadata"]["name"], "--subresource=status", "--type=merge"),
@@ -417,6 +418,51 @@ def test_requests_in_flight_scale_a_service_within_its_limits(cluster: Cluster, 
         # The user's apply, which says nothing of replicas, does not take them back.
         cluster.apply(service("busy", busy, autoscaling={"min": 1, "max": 3, "targetConcurrency": 31}))
         assert cluster.get("isvc", "busy")["spec"]["replicas"] == 3
+
+
+def gateway_pod(name: str, text: str) -> dict[str, Any]:
+    """A stand-in for a replica of the gateway: it tells what it counts."""
+    context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True}
+    context |= {"runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+    labels = {"app.kubernetes.io/name": "leadline", "app.kubernetes.io/component": "gateway"}
+    command = f"mkdir /tmp/w; echo '{text}' >/tmp/w/metrics; exec httpd -f -p 8080 -h /tmp/w"
+    container = {"name": "gateway", "image": "local/busybox:1", "command": ["sh", "-c", command]}
+    spec = {"containers": [{**container, "securityContext": context}], "terminationGracePeriodSeconds": 1}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+
+
+def test_the_gateways_count_goes_before_the_pods_and_all_its_replicas_count(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    name = f"{cluster.namespace}/wanted"
+    known = f'leadline_gateway_pods{{service="{name}"}} 1'
+    count = f'{known}\nleadline_gateway_in_flight_requests{{service="{name}"}} 35'
+    idle = f"mkdir -p /tmp/w; echo leadline_engine_running_requests 0 >/tmp/w/metrics; {SERVES}"
+    cluster.apply(gateway_pod("gw-1", count), gateway_pod("gw-2", count))
+    cluster.kubectl("wait", "--for=condition=Ready", "pod/gw-1", "pod/gw-2", "--timeout=60s")
+    with operator(cluster, tmp_path, "--autoscale-seconds=1") as process:
+        cluster.apply(service("wanted", idle, autoscaling={"min": 1, "max": 5, "targetConcurrency": 32}))
+        until(lambda: cluster.get("isvc", "wanted")["spec"]["replicas"] == 3, 90, process.text)
+        assert "Demand(low=70.0, high=70.0)" in process.text()
+
+
+def test_the_pod_that_is_least_useful_goes_first(cluster: Cluster, tmp_path: Path) -> None:
+    # Each pod says that it has as many requests as the last part of its address.
+    busy = 'mkdir -p /tmp/w; echo "leadline_engine_running_requests ${POD_IP##*.}" >/tmp/w/metrics; '
+    with operator(cluster, tmp_path) as process:
+        cluster.apply(service("shrinks", busy + SERVES, replicas=3))
+        until(lambda: is_ready(cluster, "shrinks"), explain=process.text)
+        selector = ("-l", "serving.leadline.io/service=shrinks")
+
+        def loads() -> list[int]:
+            pods = cluster.items("pods", *selector)
+            return sorted(int(one["status"]["podIP"].rpartition(".")[2]) for one in pods)
+
+        before = loads()
+        cluster.kubectl("scale", "isvc", "shrinks", "--replicas=1")
+        until(lambda: len(cluster.items("pods", *selector)) == 1, explain=process.text)
+        assert loads() == before[-1:]
+        assert process.writes()["{kind=\"Pod\",method=\"PATCH\"}"] == 3
 
 
 def test_a_horizontal_pod_autoscaler_finds_what_it_needs(cluster: Cluster, tmp_path: Path) -> None:

@@ -122,6 +122,17 @@ class ApiClient:
             parameters={"fieldManager": AUTOSCALER_MANAGER},
         )
 
+    async def annotate(self, kind: Kind, metadata: Object, annotations: dict[str, str]) -> None:
+        """Set annotations of exactly the object that `metadata` is of."""
+        await self._request(
+            "PATCH",
+            kind,
+            kind.path(metadata["namespace"], metadata["name"]),
+            body={"metadata": {"uid": metadata["uid"], "annotations": annotations}},
+            content_type="application/merge-patch+json",
+            parameters={"fieldManager": FIELD_MANAGER},
+        )
+
     async def create(self, wanted: Object, kind: Kind) -> Object:
         path = kind.path(wanted["metadata"]["namespace"])
         return await self._request(

@@ -1,4 +1,4 @@
-"""How many replicas a service with `autoscaling` should have, from the requests in flight on its pods.
+"""How many replicas a service with `autoscaling` should have, from its requests in flight.
 
 Room: operator. Pure; time is handed in. As the HorizontalPodAutoscaler does it (its algorithm page in the
 Kubernetes documentation), in short:
@@ -7,16 +7,17 @@ Kubernetes documentation), in short:
     within 10 % of the target: stay
     up: at once, but at most to twice as many (or two more)
     down: to the most that was wanted within the last five minutes
-    a pod that says nothing counts as idle when scaling up and as fully busy when scaling down; if nobody says
-    anything, stay (P23)
+    what is not known counts as nothing when scaling up and as its most when scaling down; if nothing is
+    known, stay (P23)
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from leadline.operator.demand import Demand
 
 __all__ = ["Scaler", "wanted_replicas"]
 
@@ -24,19 +25,16 @@ _TOLERANCE = 0.1
 _STABILIZE_SECONDS = 300.0
 
 
-def wanted_replicas(loads: Sequence[float | None], target: int, current: int) -> int | None:
-    """What the loads of the ready pods ask for, without limits; None: no ground to decide on. `loads`:
-    requests in flight by pod, None where a pod did not say."""
-    known = [load for load in loads if load is not None]
-    if not known:
+def wanted_replicas(demand: Demand | None, target: int, current: int) -> int | None:
+    """What the demand asks for, without limits; None: no ground to decide on."""
+    if demand is None:
         return None
-    total, silent = sum(known), len(loads) - len(known)
-    needed = math.ceil(total / target)
-    if needed < current and silent:
-        needed = math.ceil((total + silent * target) / target)
-        if needed >= current:
+    needed = math.ceil(demand.low / target)
+    if needed < current and demand.high > demand.low:
+        if demand.high >= current * target:
             return current
-    if current and abs(total / (target * current) - 1) <= _TOLERANCE:
+        needed = math.ceil(demand.high / target)
+    if current and abs(demand.low / (target * current) - 1) <= _TOLERANCE:
         return current
     return needed
 
@@ -50,7 +48,7 @@ class Scaler:
 
     def decide(
         self,
-        loads: Sequence[float | None],
+        demand: Demand | None,
         *,
         target: int,
         minimum: int,
@@ -60,7 +58,7 @@ class Scaler:
     ) -> int:
         """The replicas there should be now."""
         bounded = min(max(current, minimum), maximum)
-        wanted = wanted_replicas(loads, target, current)
+        wanted = wanted_replicas(demand, target, current)
         if wanted is None:
             return bounded
         wanted = min(max(wanted, minimum), maximum)

@@ -29,6 +29,7 @@ from leadline.operator.metrics import OperatorMetrics
 from leadline.operator.names import MANAGED_SELECTOR
 from leadline.operator.progress import PodProbe
 from leadline.operator.queue import WorkQueue
+from leadline.operator.ranking import Ranker
 from leadline.operator.reconcile import Outcome, Reconciler
 from leadline.operator.scaling import ServiceScaler
 from leadline.operator.settings import OperatorSettings
@@ -84,7 +85,7 @@ class Operator:
             server = await self._serve()
             await self._first_sync(api)
             starts = StartWatcher(self.store, probe, self.queue.add, self.settings.looks_at)
-            reconciler = Reconciler(api, self.store, self.settings, starts.reports)
+            reconciler = Reconciler(api, self.store, self.settings, starts.reports, Ranker(api, probe))
             scaler = ServiceScaler(api, self.store, self.settings, probe)
             tasks = [
                 asyncio.create_task(self._resync_for_ever(api), name="resync"),

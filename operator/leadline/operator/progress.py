@@ -1,5 +1,5 @@
 """Asks engine pods over HTTP: those that start how far they are (/ready), those that serve how much they do
-(/metrics).
+(/metrics, of gateways too).
 
 Room: operator. A pod that does not answer (no route, not listening yet) has nothing to say; that is no error.
 While a model is downloaded by the pod's init container, that one answers, in the same words.
@@ -7,7 +7,6 @@ While a model is downloaded by the pod's init container, that one answers, in th
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -15,9 +14,9 @@ import aiohttp
 
 from leadline.operator.diagnosis import is_ready
 from leadline.operator.names import CONTAINER, DOWNLOAD_CONTAINER, PORT
-from leadline.operator.observed import StartReport, active_pods
+from leadline.operator.observed import StartReport
 
-__all__ = ["PodProbe", "is_starting", "parse_in_flight", "parse_start"]
+__all__ = ["PodProbe", "is_starting", "parse_start"]
 
 _TIMEOUT = aiohttp.ClientTimeout(total=1.5, connect=1.0)
 _MAX_BYTES = 4096
@@ -34,25 +33,21 @@ class PodProbe:
     async def start_of(self, pod: dict[str, Any]) -> StartReport | None:
         """What a pod that is not ready says; None if it says nothing within 1.5 s."""
         try:
-            url = _url(pod["status"]["podIP"], "/ready")
+            url = _url(pod["status"]["podIP"], "/ready", PORT)
             async with self._session.get(url, allow_redirects=False) as response:
                 return parse_start(await response.content.read(_MAX_BYTES))
         except (aiohttp.ClientError, TimeoutError):
             return None
 
-    async def in_flight(self, pods: list[dict[str, Any]]) -> list[float | None]:
-        """Requests that each ready pod holds, waiting or running; None for a pod that does not say."""
-        ready = [pod for pod in active_pods(pods) if is_ready(pod) and pod["status"].get("podIP")]
-        return list(await asyncio.gather(*(self._load(pod["status"]["podIP"]) for pod in ready)))
-
-    async def _load(self, address: str) -> float | None:
+    async def metrics(self, address: str, port: int = PORT) -> str | None:
+        """The text of /metrics; None from one that does not answer in 1.5 s."""
         try:
-            async with self._session.get(_url(address, "/metrics"), allow_redirects=False) as response:
+            url = _url(address, "/metrics", port)
+            async with self._session.get(url, allow_redirects=False) as response:
                 if response.status != 200:
                     return None
-                text = (await response.content.read(_MAX_METRICS)).decode("utf-8", "replace")
-            return parse_in_flight(text)
-        except (aiohttp.ClientError, TimeoutError, ValueError):
+                return (await response.content.read(_MAX_METRICS)).decode("utf-8", "replace")
+        except (aiohttp.ClientError, TimeoutError):
             return None
 
 
@@ -74,18 +69,8 @@ def parse_start(body: bytes) -> StartReport | None:
     return report if report.message or report.phase else None
 
 
-def parse_in_flight(text: str) -> float | None:
-    """Running and waiting requests in an engine's metrics; None if it does not tell. Raises ValueError."""
-    values = [
-        float(line.rpartition(" ")[2])
-        for line in text.splitlines()
-        if line.startswith(("leadline_engine_running_requests", "leadline_engine_waiting_requests"))
-    ]
-    return sum(values) if values else None
-
-
-def _url(address: str, path: str) -> str:
-    return f"http://[{address}]:{PORT}{path}" if ":" in address else f"http://{address}:{PORT}{path}"
+def _url(address: str, path: str, port: int) -> str:
+    return f"http://[{address}]:{port}{path}" if ":" in address else f"http://{address}:{port}{path}"
 
 
 def is_starting(pod: dict[str, Any]) -> bool:

@@ -22,6 +22,7 @@ from leadline.operator.names import HASH_ANNOTATION
 from leadline.operator.objects.context import digest
 from leadline.operator.observed import Observed, StartReport
 from leadline.operator.plan import Event, Plan, owner_of, plan
+from leadline.operator.ranking import Ranker
 from leadline.operator.settings import OperatorSettings
 from leadline.operator.store import Key, Store, service_of
 from leadline.protocol.isvc import API_VERSION, KIND
@@ -62,10 +63,12 @@ class Reconciler:
         store: Store,
         settings: OperatorSettings,
         reports: Callable[[list[Object]], dict[str, StartReport]],
+        ranker: Ranker,
     ) -> None:
         """`reports(pods)`: how far those of them are that start, by uid, as far as is known."""
         self._api, self._store, self._settings = api, store, settings
         self._reports = reports
+        self._ranker = ranker
         self._echoes = Echoes()
         self._refusals: dict[Key, _Refusal] = {}
 
@@ -177,6 +180,8 @@ class Reconciler:
     async def _carry_out(self, key: Key, made: Plan) -> None:
         for wanted in self._to_apply(key, made):
             kind = BY_KIND[wanted["kind"]]
+            if wanted["kind"] == "Deployment":
+                await self._ranker.before(wanted, self._store.children(key), self._store.pods(key))
             try:
                 answer = await self._api.apply(wanted, kind)
             except ApiError as error:

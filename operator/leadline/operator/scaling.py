@@ -1,8 +1,8 @@
 """Carries out what the autoscaler decides, for all services with `autoscaling`.
 
-Room: operator. Asks the pods themselves how many requests they hold, and drives `/scale`. Steps aside for a
-service that a HorizontalPodAutoscaler scales. Scaling up for requests that no pod holds yet is the gateway's
-to ask for and comes with scaling to zero.
+Room: operator. Asks the gateway's replicas how many requests are in flight, or the pods where no gateway
+knows the service (`demand.py`), and drives `/scale`. Steps aside for a service that a HorizontalPodAutoscaler
+scales.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import msgspec
 
 from leadline.operator.api import ApiClient, ApiError
 from leadline.operator.autoscaler import Scaler
+from leadline.operator.demand import GatewayView, gateway_counts, of_gateway, of_pods, parse_in_flight
+from leadline.operator.diagnosis import is_ready
+from leadline.operator.gateways import Gateways
 from leadline.operator.kinds import SERVICE
-from leadline.operator.observed import scaled_by_autoscaler
+from leadline.operator.observed import active_pods, scaled_by_autoscaler
 from leadline.operator.progress import PodProbe
 from leadline.operator.settings import OperatorSettings
 from leadline.operator.store import Key, Store
@@ -31,13 +34,15 @@ log = logging.getLogger(__name__)
 class ServiceScaler:
     def __init__(self, api: ApiClient, store: Store, settings: OperatorSettings, probe: PodProbe) -> None:
         self._api, self._store, self._settings, self._probe = api, store, settings, probe
+        self._gateways = Gateways(api, settings, probe)
         self._scalers: dict[Key, Scaler] = {}
 
     async def run(self) -> None:
         while True:
             scaled = {key: found for key in self._store.services() if (found := self._scaled(key))}
             self._scalers = {key: self._scalers.get(key, Scaler()) for key in scaled}
-            await asyncio.gather(*(self._look(key, *found) for key, found in scaled.items()))
+            views = await self._gateways.views() if scaled else []
+            await asyncio.gather(*(self._look(key, *found, views) for key, found in scaled.items()))
             await asyncio.sleep(self._settings.autoscale_seconds)
 
     def _scaled(self, key: Key) -> tuple[Autoscaling, int] | None:
@@ -53,10 +58,16 @@ class ServiceScaler:
             return None
         return None if spec.autoscaling is None else (spec.autoscaling, spec.replicas)
 
-    async def _look(self, key: Key, limits: Autoscaling, replicas: int) -> None:
-        loads = await self._probe.in_flight(self._store.pods(key))
+    async def _look(
+        self, key: Key, limits: Autoscaling, replicas: int, views: list[GatewayView | None]
+    ) -> None:
+        name = "/".join(key)
+        if gateway_counts(views, name):
+            demand = of_gateway(views, name)
+        else:
+            demand = of_pods(await self._loads(key), limits.target_concurrency)
         decided = self._scalers[key].decide(
-            loads,
+            demand,
             target=limits.target_concurrency,
             minimum=limits.min,
             maximum=limits.max,
@@ -65,8 +76,20 @@ class ServiceScaler:
         )
         if decided == replicas:
             return
-        log.info("%s/%s: %d → %d replicas; in flight by pod: %s", *key, replicas, decided, loads)
+        log.info("%s: %d → %d replicas; in flight: %s", name, replicas, decided, demand)
         try:
             await self._api.scale(SERVICE, *key, decided)
         except (ApiError, aiohttp.ClientError, TimeoutError) as error:
             log.warning("%s/%s: cannot be scaled: %s", *key, error or type(error).__name__)
+
+    async def _loads(self, key: Key) -> list[float | None]:
+        """Requests that each ready pod holds; None for one that does not say."""
+        ready = [pod for pod in active_pods(self._store.pods(key)) if is_ready(pod)]
+        texts = await asyncio.gather(*(self._probe.metrics(pod["status"]["podIP"]) for pod in ready))
+        loads: list[float | None] = []
+        for text in texts:
+            try:
+                loads.append(None if text is None else parse_in_flight(text))
+            except ValueError:
+                loads.append(None)
+        return loads

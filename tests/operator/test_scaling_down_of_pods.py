@@ -1,0 +1,178 @@
+"""Which pods go when a service shrinks, and where the numbers come from: real HTTP on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import kopf
+import pytest
+from aiohttp import web
+from operator_builders import SETTINGS, deployment, plan_of, pod, wanted
+
+from leadline.operator import gateways, progress
+from leadline.operator.api import ApiClient
+from leadline.operator.demand import GatewayView
+from leadline.operator.gateways import Gateways
+from leadline.operator.progress import PodProbe
+from leadline.operator.ranking import Ranker
+from leadline.operator.usage import DELETION_COST, PodUse, deletion_costs, parse_use
+
+USES: dict[str, tuple[dict[str, PodUse | None], list[str]]] = {
+    "the idle before the busy": ({"a": PodUse(3, 0.0), "b": PodUse(0, 0.0)}, ["b", "a"]),
+    "of idle ones the cold before the warm": ({"a": PodUse(0, 0.9), "b": PodUse(0, 0.2)}, ["b", "a"]),
+    "a request outweighs a warm cache": ({"a": PodUse(0, 1.0), "b": PodUse(1, 0.0)}, ["a", "b"]),
+    "a silent one in the middle": (
+        {"a": PodUse(9, 0.5), "b": None, "c": PodUse(0, 0.1), "d": PodUse(2, 0.0)},
+        ["c", "b", "d", "a"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", USES)
+def test_the_least_useful_pod_costs_least(case: str) -> None:
+    uses, order = USES[case]
+    costs = deletion_costs(uses)
+    assert sorted(costs, key=lambda name: (costs[name], name)) == order
+
+
+@pytest.mark.parametrize(
+    "uses", [{}, {"a": PodUse(1, 1)}, {"a": None, "b": None}, {"a": None, "b": PodUse(0, 0)}]
+)
+def test_where_nothing_can_be_compared_there_is_no_cost(uses: dict[str, PodUse | None]) -> None:
+    assert deletion_costs(uses) == {}
+
+
+ENGINE = """\
+# HELP leadline_engine_kv_blocks KV blocks of the pool.
+leadline_engine_kv_blocks 200.0
+leadline_engine_kv_blocks_used 20.0
+leadline_engine_kv_blocks_cached 80.0
+leadline_engine_running_requests 2.0
+leadline_engine_waiting_requests{priority_class="interactive"} 1.0
+leadline_engine_waiting_requests{priority_class="batch"} 4.0
+"""
+
+
+def test_an_engines_metrics_tell_its_use() -> None:
+    assert parse_use(ENGINE) == PodUse(7, 0.5)
+    assert parse_use("leadline_engine_ready 0.0") is None
+
+
+class Machine:
+    """An API server's pods, and the /metrics of the pods, on one port of this machine."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, str] = {}
+        """Address → text; an address that is missing answers 404."""
+        self.pods: list[dict[str, Any]] = []
+        self.patches: list[tuple[str, dict[str, Any]]] = []
+        self.status = 200
+
+    async def tell(self, request: web.Request) -> web.Response:
+        text = self.metrics.get(str(request.transport and request.transport.get_extra_info("sockname")[0]))
+        return web.Response(status=404) if text is None else web.Response(text=text)
+
+    async def list(self, _: web.Request) -> web.Response:
+        return web.json_response({"items": self.pods, "metadata": {}}, status=self.status)
+
+    async def patch(self, request: web.Request) -> web.Response:
+        self.patches.append((request.match_info["name"], await request.json()))
+        return web.json_response({}, status=self.status)
+
+
+@contextlib.asynccontextmanager
+async def machine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Machine, ApiClient, PodProbe]]:
+    made, app = Machine(), web.Application()
+    app.router.add_get("/metrics", made.tell)
+    app.router.add_get("/api/v1/namespaces/{namespace}/pods", made.list)
+    app.router.add_patch("/api/v1/namespaces/{namespace}/pods/{name}", made.patch)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "0.0.0.0", 0).start()
+    port = runner.addresses[0][1]
+    for module, name in ((progress, "PORT"), (gateways, "_PORT")):
+        monkeypatch.setattr(module, name, port)
+    # `metrics` has the port as its default.
+    monkeypatch.setattr(PodProbe.metrics, "__defaults__", (port,))
+    api, probe = ApiClient(kopf.ConnectionInfo(server=f"http://127.0.0.1:{port}")), PodProbe()
+    try:
+        yield made, api, probe
+    finally:
+        await api.close()
+        await probe.close()
+        await runner.cleanup()
+
+
+def serving(name: str, address: str, **metadata: Any) -> dict[str, Any]:
+    made = pod(name, ready=True, podIP=address)
+    made["metadata"] |= metadata
+    return {**made, "spec": {"containers": [{"name": "gateway"}]}}
+
+
+def shrunk(replicas: int) -> dict[str, Any]:
+    return wanted(plan_of({"replicas": replicas}), "Deployment")
+
+
+async def test_pods_are_ranked_when_a_service_shrinks_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with machine(monkeypatch) as (server, api, probe):
+        pods = [serving("a", "127.0.0.1"), serving("b", "127.0.0.2"), pod("c", podIP="127.0.0.3")]
+        server.metrics = {"127.0.0.1": ENGINE, "127.0.0.2": "leadline_engine_running_requests 0.0"}
+        ranker = Ranker(api, probe)
+        await ranker.before(shrunk(3), deployment(3), pods)
+        await ranker.before(shrunk(4), deployment(3), pods)
+        await ranker.before(shrunk(0), deployment(3), pods)
+        await ranker.before(shrunk(2), deployment(3), pods)  # the one that is not ready goes anyway
+        await ranker.before(shrunk(1), {}, pods)
+        assert server.patches == []
+        await ranker.before(shrunk(1), deployment(3), pods)
+        costs = {name: body["metadata"]["annotations"][DELETION_COST] for name, body in server.patches}
+        assert costs == {"a": "7050", "b": "0"}
+        # Once they stand, nothing is written again.
+        for one in pods[:2]:
+            one["metadata"]["annotations"] = {DELETION_COST: costs[one["metadata"]["name"]]}
+        server.patches.clear()
+        await ranker.before(shrunk(1), deployment(3), pods)
+        assert server.patches == []
+
+
+async def test_a_cost_that_cannot_be_set_does_not_stop_the_scaling_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with machine(monkeypatch) as (server, api, probe):
+        server.status = 403
+        server.metrics = {"127.0.0.1": ENGINE, "127.0.0.2": ENGINE}
+        pods = [serving("a", "127.0.0.1"), serving("b", "127.0.0.2")]
+        await Ranker(api, probe).before(shrunk(1), deployment(2), pods)
+        assert len(server.patches) == 2
+
+
+GATEWAY = 'leadline_gateway_pods{service="team/qwen"} 2.0\n'
+COUNT = GATEWAY + 'leadline_gateway_in_flight_requests{service="team/qwen"} 3.0\n'
+
+
+async def test_every_replica_of_the_gateway_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    three, none = GatewayView({"team/qwen": 3.0}), GatewayView({"team/qwen": 0.0})
+    async with machine(monkeypatch) as (server, api, probe):
+        found = Gateways(api, SETTINGS, probe)
+        assert await found.views() == []
+        server.pods = [serving("a", "127.0.0.1"), serving("b", "127.0.0.2"), pod("starts", podIP="127.0.0.3")]
+        server.metrics = {"127.0.0.1": COUNT, "127.0.0.2": GATEWAY, "127.0.0.3": COUNT}
+        assert await found.views() == [three, none]
+        # One that is silent is a gap; one that leaves counts while it speaks.
+        del server.metrics["127.0.0.2"]
+        assert await found.views() == [three, None]
+        server.pods[1]["metadata"]["deletionTimestamp"] = "2026-11-30T12:00:00Z"
+        assert await found.views() == [three]
+        server.metrics["127.0.0.2"] = COUNT
+        assert await found.views() == [three, three]
+
+
+@pytest.mark.parametrize(("status", "views"), [(500, [None]), (429, [None]), (403, [])])
+async def test_an_api_server_that_does_not_tell_means_hold_and_one_that_forbids_means_ask_the_pods(
+    status: int, views: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with machine(monkeypatch) as (server, api, probe):
+        server.status = status
+        assert await Gateways(api, SETTINGS, probe).views() == views
