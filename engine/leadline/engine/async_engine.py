@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from leadline.engine import wire
 from leadline.engine.config import EngineConfig
 from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.core_client import DEFAULT_FACTORY, CoreClient
-from leadline.engine.errors import EngineDead, LeadlineError
+from leadline.engine.errors import EngineDead, LeadlineError, UnsupportedModel
 from leadline.engine.frontend.output_processor import OutputProcessor
 from leadline.engine.frontend.validation import RequestBuilder
 from leadline.engine.messages import CoreRequest, PriorityClass
@@ -38,11 +39,14 @@ from leadline.engine.outputs import OutputDelta
 from leadline.engine.sampling_params import SamplingParams
 from leadline.engine.streams import Streams
 from leadline.protocol.openai.service import PrefixChain
+from leadline.protocol.text.bundle import bundle_digest, encode_bundle
 from leadline.protocol.text.chat import ChatRenderer
 from leadline.protocol.text.prompts import PromptInput, prompt_token_ids
 from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = ["AsyncEngine", "WarmupReport"]
+
+logger = logging.getLogger("leadline.engine")
 
 _INLINE_CHARACTERS = 16_384
 
@@ -66,18 +70,28 @@ class _Texts:
     tokenizer: Tokenizer
     renderer: ChatRenderer
     model_config: ModelConfig
+    bundle: bytes
 
     @classmethod
     def load(cls, path: str) -> _Texts:
         tokenizer = Tokenizer.load(path)
         _ = tokenizer.pieces.longest  # computed over the whole vocabulary on first use: not in a request
         renderer = ChatRenderer(tokenizer.chat_templates, tokenizer.special_tokens)
-        return cls(tokenizer, renderer, load_model_config(path))
+        return cls(tokenizer, renderer, load_model_config(path), _bundle_of(tokenizer))
+
+
+def _bundle_of(tokenizer: Tokenizer) -> bytes:
+    try:
+        return encode_bundle(tokenizer)
+    except UnsupportedModel as error:
+        logger.warning("gateways without model files will match by text: %s", error)
+        return b""
 
 
 class AsyncEngine:
     """See the module docstring. Attributes: config, tokenizer, renderer, model_config, builder,
-    max_model_len, served_name, prefix_chain (what block hashes start from; None without prefix caching)."""
+    max_model_len, served_name, prefix_chain (what block hashes start from; None without prefix caching),
+    tokenizer_bundle and tokenizer_digest (for gateways; empty where there is none)."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Use `AsyncEngine.start`."""
@@ -85,6 +99,8 @@ class AsyncEngine:
         self.served_name = config.served_name or ""
         self.prefix_chain: PrefixChain | None = None
         self.max_model_len = 0
+        self.tokenizer_bundle = b""
+        self.tokenizer_digest = ""
         self.tokenizer: Tokenizer
         self.renderer: ChatRenderer
         self.model_config: ModelConfig
@@ -137,6 +153,9 @@ class AsyncEngine:
                 texts.renderer,
                 texts.model_config,
             )
+            if texts.bundle:
+                self.tokenizer_bundle = texts.bundle
+                self.tokenizer_digest = bundle_digest(texts.bundle)
             self.max_model_len = ready.max_model_len
             self.builder = RequestBuilder(
                 config,

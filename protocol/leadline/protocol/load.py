@@ -33,6 +33,8 @@ class LoadReport(msgspec.Struct, kw_only=True, frozen=True):
     model: str
     """Model id as the prefix chain's namespace has it."""
     revision: str = ""
+    tokenizer: str = ""
+    """Digest of its tokenizer bundle (`leadline.protocol.text.bundle`); empty: it has none to give."""
     adapters: list[str] = []
     served_names: list[str] = []
     """What clients may put in a request's `model`."""

@@ -102,5 +102,6 @@ def test_the_document_covers_every_route(server: LiveServer) -> None:
         "/metrics",
         "/version",
         "/admin/reset_prefix_cache",
+        "/admin/tokenizer",
         "/admin/warmup",
     }

@@ -26,6 +26,8 @@ class Identity:
     block_size: int
     max_model_len: int
     max_concurrent_requests: int = 0
+    tokenizer: str = ""
+    """Digest of the tokenizer bundle."""
 
 
 def load_report(identity: Identity, stats: SchedulerStats, speeds: Speeds, *, draining: bool) -> LoadReport:
@@ -37,6 +39,7 @@ def load_report(identity: Identity, stats: SchedulerStats, speeds: Speeds, *, dr
         time=time.time(),
         model=identity.model,
         revision=identity.revision,
+        tokenizer=identity.tokenizer,
         served_names=list(identity.served_names),
         block_size=identity.block_size,
         max_model_len=identity.max_model_len,

@@ -42,6 +42,7 @@ _KEYED_ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/v1/models", service.models),
     ("POST", "/tokenize", service.tokenize),
     ("POST", "/detokenize", service.detokenize),
+    ("GET", "/admin/tokenizer", service.tokenizer),
     ("POST", "/admin/reset_prefix_cache", service.reset_prefix_cache),
     ("POST", "/admin/warmup", service.warmup),
 ]

@@ -84,6 +84,13 @@ def _event(chunk: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "required": ["data"], "properties": {"data": {"anyOf": data}}}
 
 
+def _refusal(status: int, schema: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "description": _ERRORS.get(status, "Refused in the current state."),
+        "content": {"application/json": {"schema": schema}},
+    }
+
+
 @functools.cache
 def document() -> dict[str, Any]:
     types: list[Any] = [ErrorResponse, *_OTHER_SHAPES.values()]
@@ -98,14 +105,8 @@ def document() -> dict[str, Any]:
             content["text/event-stream"] = {"schema": _event(schema_of[chunk], schema_of[ErrorResponse])}
         responses: dict[str, Any] = {"200": {"description": "OK", "content": content}}
         for status in errors:
-            responses[str(status)] = {
-                "description": _ERRORS.get(status, "Refused in the current state."),
-                "content": {
-                    "application/json": {
-                        "schema": schema_of[_OTHER_SHAPES.get((path, status), ErrorResponse)]
-                    }
-                },
-            }
+            shape = _OTHER_SHAPES.get((path, status), ErrorResponse)
+            responses[str(status)] = _refusal(status, schema_of[shape])
         operation: dict[str, Any] = {
             "summary": summary,
             "operationId": path.strip("/").replace("/", "_"),
@@ -117,6 +118,19 @@ def document() -> dict[str, Any]:
                 "content": {"application/json": {"schema": schema_of[request]}},
             }
         paths[path] = {method: operation}
+    refusals = {str(status): _refusal(status, schema_of[ErrorResponse]) for status in (401, 404, 500, 503)}
+    bundle = {"application/msgpack": {"schema": {"type": "string", "format": "binary"}}}
+    paths["/admin/tokenizer"] = {
+        "get": {
+            "summary": "The tokenizer, for gateways (leadline.protocol.text.bundle)",
+            "operationId": "admin_tokenizer",
+            "responses": {
+                "200": {"description": "OK; the entity tag is the digest", "content": bundle},
+                "304": {"description": "If-None-Match names it"},
+                **refusals,
+            },
+        }
+    }
     paths["/metrics"] = {
         "get": {
             "summary": "Prometheus metrics",

@@ -43,6 +43,7 @@ async def announce(publisher: Publisher, engine: AsyncEngine, state: ServerState
         block_size=engine.config.block_size,
         max_model_len=engine.max_model_len,
         max_concurrent_requests=engine.config.max_concurrent_requests,
+        tokenizer=engine.tokenizer_digest,
     )
 
     def report() -> LoadReport:

@@ -39,6 +39,7 @@ __all__ = [
     "ready",
     "reset_prefix_cache",
     "tokenize",
+    "tokenizer",
     "version",
     "warmup",
 ]
@@ -107,6 +108,20 @@ async def detokenize(request: Request, state: ServerState) -> Response:
     state.check_model(body.model)
     check_token_ids(body.tokens, engine.tokenizer.vocab_size, "tokens")
     return JSONBytes(DetokenizeResponse(prompt=engine.tokenizer.decode(body.tokens)))
+
+
+async def tokenizer(request: Request, state: ServerState) -> Response:
+    """The tokenizer bundle, for gateways. Its entity tag is its digest, so asking again costs nothing."""
+    engine = state.admit()
+    if not engine.tokenizer_bundle:
+        raise ApiError(
+            404, "this tokenizer cannot be passed on", type="not_found_error", code="no_tokenizer_bundle"
+        )
+    headers = {"ETag": f'"{engine.tokenizer_digest}"', "Cache-Control": "no-cache"}
+    asked = {tag.strip() for tag in request.headers.get("if-none-match", "").split(",")}
+    if asked & {headers["ETag"], "*"}:
+        return Response(status_code=304, headers=headers)
+    return Response(engine.tokenizer_bundle, headers=headers, media_type="application/msgpack")
 
 
 async def reset_prefix_cache(_: Request, state: ServerState) -> Response:

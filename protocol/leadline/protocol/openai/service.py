@@ -19,6 +19,7 @@ __all__ = [
     "ModelList",
     "NotReadyResponse",
     "PrefixChain",
+    "PrefixMatching",
     "ResetPrefixCacheResponse",
     "StartProgress",
     "StatusResponse",
@@ -53,6 +54,15 @@ class PrefixChain(msgspec.Struct, kw_only=True, frozen=True):
         )
 
 
+class PrefixMatching(msgspec.Struct, kw_only=True, frozen=True):
+    """How a gateway finds the pod that holds a prompt's beginning."""
+
+    by: Literal["tokens", "text"]
+    """tokens: exactly, by the block hashes of the engine. text: by pieces of text it has sent itself."""
+    reason: str | UnsetType = UNSET
+    """Why by text: configured, no_pod, not_offered, forbidden, unreachable, invalid or differs."""
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["model"] = "model"
@@ -62,6 +72,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """Extension: tokens, prompt and output together."""
     prefix_chain: PrefixChain | UnsetType = UNSET
     """Extension: absent when the server caches no prefixes."""
+    prefix_matching: PrefixMatching | UnsetType = UNSET
+    """Extension of gateways."""
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -24,9 +24,9 @@ from tokenizers import AddedToken
 from leadline.protocol.errors import ModelNotFound, RequestError, UnsupportedModel
 from leadline.protocol.text.pieces import PieceTable
 
-__all__ = ["Tokenizer"]
+__all__ = ["NAMED_SPECIALS", "Tokenizer"]
 
-_NAMED_SPECIALS = (
+NAMED_SPECIALS = (
     "bos_token",
     "eos_token",
     "unk_token",
@@ -204,7 +204,7 @@ def _read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     """Named special tokens; each is text or `{"content": text, ...}` in the files."""
     extra = config.get("extra_special_tokens")
-    named = {**(extra if isinstance(extra, dict) else {}), **{n: config.get(n) for n in _NAMED_SPECIALS}}
+    named = {**(extra if isinstance(extra, dict) else {}), **{n: config.get(n) for n in NAMED_SPECIALS}}
     result = {}
     for name, value in named.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -271,7 +271,7 @@ def _through_transformers(
         )
     # transformers has added the listed tokens already; only names and templates are left to read.
     merged = {name: value for name, value in config.items() if name != "added_tokens_decoder"}
-    for name in _NAMED_SPECIALS:
+    for name in NAMED_SPECIALS:
         if (value := getattr(loaded, name, None)) is not None:
             merged[name] = str(value)
     if loaded.chat_template is not None:
