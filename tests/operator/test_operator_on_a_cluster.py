@@ -103,6 +103,12 @@ BAD = {
     "min above max": ({"autoscaling": {"min": 4, "max": 3}}, "must not be greater than autoscaling.max"),
     "a CPU has no ranks": ({"tensorParallel": 2, "accelerator": {"type": "cpu"}}, "tensorParallel must be 1"),
     "a rollout that cannot move": ({"rollout": {"maxUnavailable": 0}}, "must not both be 0"),
+    "a cache of no size and no claim": ({"cache": {}}, "cache takes either claimName"),
+    "a cache of both": ({"cache": {"claimName": "c", "size": "1Gi"}}, "cache takes either claimName"),
+    "a class for a claim that exists": (
+        {"cache": {"claimName": "c", "storageClass": "fast"}},
+        "cache.storageClass is of a claim that is made",
+    ),
     "no quantity": ({"cache": {"size": "10 GB"}}, "such as 100Gi"),
     "an argument of the operator's": (
         {"engine": {"extraArgs": ["--port=1"]}},
@@ -140,6 +146,8 @@ def test_what_cannot_change_is_refused_and_what_can_is_not(cluster: Cluster) -> 
         with pytest.raises(KubectlError, match=sentence):
             cluster.apply(service("fixed", cache={**cache, **change}))
     cluster.apply(service("fixed", cache={**cache, "size": "3Gi"}, model="hf://Qwen/Qwen3-8B"))
+    cluster.apply(service("fixed", cache={"claimName": "shared"}))
+    cluster.apply(service("fixed", cache={"size": "1Gi"}))
 
 
 @pytest.mark.parametrize("served", ["Qwen/Qwen3-8B", "模型-" + "x" * 100, "a.B_c:d"])
@@ -462,7 +470,7 @@ def test_the_pod_that_is_least_useful_goes_first(cluster: Cluster, tmp_path: Pat
         cluster.kubectl("scale", "isvc", "shrinks", "--replicas=1")
         until(lambda: len(cluster.items("pods", *selector)) == 1, explain=process.text)
         assert loads() == before[-1:]
-        assert process.writes()["{kind=\"Pod\",method=\"PATCH\"}"] == 3
+        assert process.writes()['{kind="Pod",method="PATCH"}'] == 3
 
 
 def test_a_horizontal_pod_autoscaler_finds_what_it_needs(cluster: Cluster, tmp_path: Path) -> None:

@@ -111,12 +111,16 @@ def test_the_services_image_goes_before_the_operators() -> None:
 
 
 def test_node_selector_tolerations_runtime_class_and_priority_reach_the_pod() -> None:
+    tolerations = [
+        {"key": GPU, "operator": "Exists", "tolerationSeconds": 3},
+        {"key": "team", "operator": "Equal", "value": "llm", "effect": "NoSchedule"},
+    ]
     spec = pod_spec(
         plan_of(
             {
                 "accelerator": {
                     "nodeSelector": {"gpu": "h200"},
-                    "tolerations": [{"key": GPU, "operator": "Exists", "tolerationSeconds": 3}],
+                    "tolerations": tolerations,
                     "runtimeClassName": "nvidia",
                 },
                 "priorityClassName": "high",
@@ -124,7 +128,7 @@ def test_node_selector_tolerations_runtime_class_and_priority_reach_the_pod() ->
         )
     )
     assert spec["nodeSelector"] == {"gpu": "h200"}
-    assert spec["tolerations"] == [{"key": GPU, "operator": "Exists", "tolerationSeconds": 3}]
+    assert spec["tolerations"] == tolerations
     assert (spec["runtimeClassName"], spec["priorityClassName"]) == ("nvidia", "high")
 
 
@@ -252,6 +256,12 @@ def test_a_cache_becomes_a_claim_of_the_pods() -> None:
     }
     assert volume(pod_spec(made), "cache")["persistentVolumeClaim"] == {"claimName": "qwen-engine"}
     assert volume(pod_spec(plan_of()), "cache")["emptyDir"] == {}
+
+
+def test_a_cache_that_exists_is_used_and_not_made() -> None:
+    made = plan_of({"cache": {"claimName": "models"}})
+    assert volume(pod_spec(made), "cache")["persistentVolumeClaim"] == {"claimName": "models"}
+    assert "PersistentVolumeClaim" not in [one["kind"] for one in made.desired or []]
 
 
 def test_the_pod_template_patch_has_the_last_word_but_not_over_the_selector() -> None:
@@ -385,6 +395,17 @@ def test_labels_and_names_do_not_depend_on_what_the_model_is_called(served: str)
         assert one["metadata"]["name"] == wanted(plan_of(), one["kind"])["metadata"]["name"]
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"engine": {"quantization": "none"}},  # its one value so far
+        {"autoscaling": {"min": 1, "max": 2, "targetConcurrency": 5}},  # the autoscaler's, not the objects'
+    ],
+)
+def test_what_does_not_concern_the_objects_changes_none(spec: dict[str, Any]) -> None:
+    assert plan_of(spec).desired == plan_of().desired
+
+
 def test_planning_is_a_function_of_its_input() -> None:
     assert plan_of({"replicas": 2}).desired == plan_of({"replicas": 2}).desired
 
@@ -433,9 +454,7 @@ def test_every_field_of_the_spec_is_covered_here() -> None:
                     found += names(part)
         return found
 
-    # quantization has one value so far; targetConcurrency is the autoscaler's.
-    missing = [name for name in names(InferenceServiceSpec) if f'"{name}"' not in text]
-    assert set(missing) <= {"quantization", "targetConcurrency", "effect", "value"}
+    assert [name for name in names(InferenceServiceSpec) if f'"{name}"' not in text] == []
 
 
 def test_the_url_is_the_gateways_where_there_is_one() -> None:

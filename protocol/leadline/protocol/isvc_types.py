@@ -8,10 +8,21 @@ names camel case.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, field
+
+from leadline.protocol.isvc_parts import (
+    Accelerator,
+    Autoscaling,
+    Cache,
+    Rollout,
+    Rule,
+    SecretKey,
+    SpecObject,
+    Toleration,
+    rules_of,
+)
 
 __all__ = [
     "MODEL_FORMS",
@@ -31,56 +42,19 @@ __all__ = [
 MODEL_FORMS = "hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH, file:///PATH (inside the image) or smollm2"
 
 
-class Rule(msgspec.Struct, frozen=True):
-    """One CEL rule of a schema (x-kubernetes-validations)."""
-
-    rule: str
-    message: str
-    optional_old_self: bool = False
-    """`oldSelf` is an optional that is empty on creation, so the rule runs then too."""
-
-
-def _rules(*pairs: tuple[str, str]) -> dict[str, Any]:
-    """Rules of one field, for Meta(extra_json_schema=...)."""
-    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
-
-
-_QUANTITY = _rules(("isQuantity(self)", "must be a Kubernetes quantity, such as 100Gi"))
-
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
 ServedName = Annotated[
     str,
     Meta(
         min_length=1,
         max_length=256,
-        extra_json_schema=_rules(
+        extra_json_schema=rules_of(
             (r"!self.matches('[\\s,]')", "names for clients hold no space and no comma")
         ),
     ),
 ]
-IntOrPercent = int | str
 
 
-class _Object(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=False):
-    RULES: ClassVar[tuple[Rule, ...]] = ()
-
-
-class SecretKey(_Object, kw_only=True):
-    name: Annotated[str, Meta(min_length=1, max_length=253, description="Secret in the same namespace.")]
-    key: Annotated[str, Meta(min_length=1, max_length=253, description="Key in it.")] = "token"
-
-
-class Autoscaling(_Object, kw_only=True):
-    RULES = (Rule("self.min <= self.max", "autoscaling.min must not be greater than autoscaling.max"),)
-
-    min: Annotated[int, Meta(ge=1, le=1000, description="Fewest replicas.")] = 1
-    max: Annotated[int, Meta(ge=1, le=1000, description="Most replicas.")]
-    target_concurrency: Annotated[
-        int, Meta(ge=1, le=100_000, description="Requests in flight that one pod should have.")
-    ] = 32
-
-
-class EngineOptions(_Object, kw_only=True):
+class EngineOptions(SpecObject, kw_only=True):
     """Settings of `leadline serve`; what is left out is the engine's to decide."""
 
     RULES = (
@@ -125,7 +99,7 @@ class EngineOptions(_Object, kw_only=True):
                 Meta(
                     min_length=1,
                     max_length=32_768,
-                    extra_json_schema=_rules((r"!self.contains('\n')", "a warm-up prompt is one line")),
+                    extra_json_schema=rules_of((r"!self.contains('\n')", "a warm-up prompt is one line")),
                 ),
             ]
         ],
@@ -133,110 +107,14 @@ class EngineOptions(_Object, kw_only=True):
             max_length=32,
             description="Prompts in the prefix cache before a pod is ready, such as system prompts.",
         ),
-    ] = []
+    ] = field(default_factory=list)
     extra_args: Annotated[
         list[Annotated[str, Meta(min_length=1, max_length=4096)]],
         Meta(max_length=64, description="More arguments of `leadline serve`, such as --prefill-chunk=2048."),
-    ] = []
+    ] = field(default_factory=list)
 
 
-class Toleration(_Object, kw_only=True):
-    """As in core/v1."""
-
-    key: Annotated[str, Meta(max_length=317)] | None = None
-    operator: Literal["Exists", "Equal"] | None = None
-    value: Annotated[str, Meta(max_length=63)] | None = None
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    toleration_seconds: int | None = None
-
-
-class Accelerator(_Object, kw_only=True):
-    type: (
-        Annotated[
-            Literal["gpu", "cpu"],
-            Meta(description="What the model runs on; the operator's default when left out."),
-        ]
-        | None
-    ) = None
-    resource_name: Annotated[
-        str,
-        Meta(
-            max_length=253,
-            description="Extended resource of which each pod asks for tensorParallel.",
-            extra_json_schema=_rules(
-                ("self.contains('/')", "must be an extended resource with a domain, such as nvidia.com/gpu")
-            ),
-        ),
-    ] = "nvidia.com/gpu"
-    runtime_class_name: (
-        Annotated[str, Meta(max_length=253, description="RuntimeClass of the pods.")] | None
-    ) = None
-    node_selector: Annotated[
-        dict[str, Annotated[str, Meta(max_length=63)]],
-        Meta(max_length=64, description="Labels a node must have."),
-    ] = {}
-    tolerations: Annotated[
-        list[Toleration], Meta(max_length=64, description="Taints the pods tolerate.")
-    ] = []
-
-
-class Cache(_Object, kw_only=True):
-    """A claim for downloaded models that outlives pods."""
-
-    RULES = (
-        Rule(
-            "!oldSelf.hasValue() || (has(self.storageClass) ? self.storageClass : '') == "
-            "(has(oldSelf.value().storageClass) ? oldSelf.value().storageClass : '')",
-            "cache.storageClass cannot change on an existing claim: remove cache, apply, then add it again",
-            True,
-        ),
-        Rule(
-            "!oldSelf.hasValue() || self.accessMode == oldSelf.value().accessMode",
-            "cache.accessMode cannot change on an existing claim: remove cache, apply, then add it again",
-            True,
-        ),
-        Rule(
-            "!oldSelf.hasValue() || !isQuantity(self.size) || !isQuantity(oldSelf.value().size) || "
-            "quantity(self.size).compareTo(quantity(oldSelf.value().size)) >= 0",
-            "cache.size can only grow: a claim cannot shrink",
-            True,
-        ),
-    )
-
-    size: Annotated[str, Meta(max_length=32, description="Size of the claim.", extra_json_schema=_QUANTITY)]
-    storage_class: (
-        Annotated[
-            str, Meta(max_length=253, description="Storage class; the cluster's default when left out.")
-        ]
-        | None
-    ) = None
-    access_mode: Annotated[
-        Literal["ReadWriteOnce", "ReadWriteMany"],
-        Meta(description="ReadWriteMany lets the pods of several nodes share it."),
-    ] = "ReadWriteOnce"
-
-
-class Rollout(_Object, kw_only=True):
-    RULES = (
-        Rule(
-            "!(string(self.maxSurge) in ['0', '0%'] && string(self.maxUnavailable) in ['0', '0%'])",
-            "rollout.maxSurge and rollout.maxUnavailable must not both be 0: no pod could ever be replaced",
-        ),
-    )
-
-    max_surge: Annotated[
-        IntOrPercent,
-        Meta(description="Pods above the wanted number during a rollout; each needs a free GPU."),
-    ] = 0
-    max_unavailable: Annotated[
-        IntOrPercent, Meta(description="Pods below the wanted number during a rollout.")
-    ] = 1
-    drain_seconds: Annotated[
-        int, Meta(ge=0, le=86_400, description="Time that running requests of a leaving pod get to finish.")
-    ] = 60
-
-
-class InferenceServiceSpec(_Object, kw_only=True):
+class InferenceServiceSpec(SpecObject, kw_only=True):
     RULES = (
         Rule(
             "oldSelf.hasValue() || !has(self.autoscaling) || self.replicas == 1",
@@ -259,7 +137,7 @@ class InferenceServiceSpec(_Object, kw_only=True):
             min_length=1,
             max_length=1024,
             description=f"The model: {MODEL_FORMS}.",
-            extra_json_schema=_rules(
+            extra_json_schema=rules_of(
                 (
                     "self == 'smollm2' || "
                     r"self.matches('^hf://[A-Za-z0-9][\\w.-]*/[\\w.-]+(@[\\w./-]+)?$') || "
@@ -283,7 +161,7 @@ class InferenceServiceSpec(_Object, kw_only=True):
             description="More names clients may use.",
             extra_json_schema={"x-kubernetes-list-type": "set"},
         ),
-    ] = []
+    ] = field(default_factory=list)
     tensor_parallel: Annotated[
         int, Meta(ge=1, le=16, description="Accelerators each pod spreads the model over.")
     ] = 1
@@ -311,7 +189,7 @@ class InferenceServiceSpec(_Object, kw_only=True):
     ) = None
 
 
-class Condition(_Object, kw_only=True):
+class Condition(SpecObject, kw_only=True):
     """As in meta/v1."""
 
     type: str
@@ -323,7 +201,7 @@ class Condition(_Object, kw_only=True):
     observed_generation: int | None = None
 
 
-class InferenceServiceStatus(_Object, kw_only=True):
+class InferenceServiceStatus(SpecObject, kw_only=True):
     observed_generation: int = 0
     replicas: Annotated[int, Meta(description="Pods there are.")] = 0
     ready_replicas: int = 0
@@ -335,4 +213,4 @@ class InferenceServiceStatus(_Object, kw_only=True):
     conditions: Annotated[
         list[Condition],
         Meta(extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
-    ] = []
+    ] = field(default_factory=list)

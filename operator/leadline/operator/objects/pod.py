@@ -113,7 +113,10 @@ def _volumes(context: ServiceContext) -> list[dict[str, Any]]:
     shared_memory = f"{1 + spec.tensor_parallel // 2}Gi"
     cache: dict[str, Any] = {"name": "cache", "emptyDir": {}}
     if spec.cache is not None:
-        cache = {"name": "cache", "persistentVolumeClaim": {"claimName": context.child}}
+        cache = {
+            "name": "cache",
+            "persistentVolumeClaim": {"claimName": spec.cache.claim_name or context.child},
+        }
     volumes: list[dict[str, Any]] = [
         cache,
         {"name": "tmp", "emptyDir": {}},

@@ -41,10 +41,10 @@ def support_objects(context: ServiceContext) -> list[Object]:
             }
         )
     cache = context.spec.cache
-    if cache is not None:
+    if cache is not None and cache.claim_name is None:
         claim: Object = {
             "accessModes": [cache.access_mode],
-            "resources": {"requests": {"storage": cache.size}},
+            "resources": {"requests": {"storage": str(cache.size)}},
         }
         if cache.storage_class is not None:
             claim["storageClassName"] = cache.storage_class
