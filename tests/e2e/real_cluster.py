@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-__all__ = ["CHART", "ROOT", "Cluster", "Namespace", "image", "values_here"]
+__all__ = ["CHART", "ROOT", "Audit", "Cluster", "Namespace", "image", "values_here"]
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "leadline"
@@ -64,6 +64,31 @@ def _merged(below: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+class Audit:
+    """What a user asks of the API server, one event a request, oldest first, by its audit log:
+    LEADLINE_E2E_AUDIT_LOG, as test_operator_rights.py says."""
+
+    def __init__(self, user: str) -> None:
+        self._user = user
+        self._path = os.environ["LEADLINE_E2E_AUDIT_LOG"]
+        self._read_to = 0
+        self._events: list[dict[str, Any]] = []
+
+    def events(self) -> list[dict[str, Any]]:
+        """All so far."""
+        with open(self._path, "rb") as file:
+            file.seek(self._read_to)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # half written
+                self._read_to += len(line)
+                if self._user.encode() in line:
+                    event = json.loads(line)
+                    if event["user"]["username"] == self._user and "objectRef" in event:
+                        self._events.append(event)
+        return self._events
+
+
 class Cluster:
     """kubectl and helm against one kubeconfig."""
 
@@ -91,7 +116,7 @@ class Cluster:
 
     @contextmanager
     def namespace(self, prefix: str) -> Iterator[Namespace]:
-        """A namespace of its own for a test, gone afterwards; kept where LEADLINE_E2E_KEEP is set."""
+        """A namespace of its own for a test, deleted afterwards; kept where LEADLINE_E2E_KEEP is set."""
         name = f"{prefix}-{uuid.uuid4().hex[:6]}"
         document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}}
         self.kubectl("create", "-f", "-", text=json.dumps(document))
@@ -99,7 +124,9 @@ class Cluster:
             yield Namespace(self, name)
         finally:
             if not os.environ.get("LEADLINE_E2E_KEEP"):
-                self.kubectl("delete", "namespace", name, "--wait=true", "--timeout=120s")
+                # An operator that comes next must not meet services in a namespace that is going.
+                self.kubectl("-n", name, "delete", "isvc", "--all", "--timeout=60s", check=False)
+                self.kubectl("delete", "namespace", name, "--wait=false")
 
 
 class Namespace:
@@ -161,7 +188,8 @@ class Namespace:
         namespace and those of `serves`, though its rights are for all."""
         if os.environ.get("LEADLINE_E2E_SHARED") and not values.get("namespaced"):
             watched = [f"--namespace={one.name}" for one in (self, *serves)]
-            values = _merged(values, {"operator": {"extraArgs": watched}})
+            more = values.get("operator", {}).get("extraArgs", [])
+            values = _merged(values, {"operator": {"extraArgs": [*more, *watched]}})
         began = time.monotonic()
         try:
             self.helm("install", name, values=values)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import openai
 import pytest
-from real_cluster import ROOT, Cluster, Namespace, values_here
+import yaml
+from real_cluster import ROOT, Audit, Cluster, Namespace, values_here
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -52,56 +56,97 @@ def ask(url: str, model: str) -> str:
     return answer.choices[0].message.content or ""
 
 
-def test_six_lines_answer_a_chat_and_deleting_them_leaves_nothing(cluster: Cluster) -> None:
+@dataclass(frozen=True)
+class Installed:
+    """The chart, and a namespace that its operator serves."""
+
+    system: Namespace
+    namespace: Namespace
+    gateway: str
+    """URL that this machine can reach."""
+
+
+@pytest.fixture(scope="module")
+def installed(cluster: Cluster) -> Iterator[Installed]:
+    values = values_here(operator={"extraArgs": ["--resync-seconds=2"]})
     with (
         cluster.namespace("system") as system,
         cluster.namespace("llm") as namespace,
-        system.release("r", values_here(), serves=(namespace,)) as seconds,
+        system.release("r", values, serves=(namespace,)) as seconds,
     ):
         print(f"chart installed and ready in {seconds:.1f} s")
-        gateway = system.node_port("r-leadline-gateway")
-
-        began = time.monotonic()
-        namespace.apply((SAMPLES / "smollm2.yaml").read_text())
-        try:
-            namespace.until("Ready is True", lambda: ready(namespace, "smollm2").get("status") == "True", 300)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n-- the chart's namespace\n{system.describe()}") from None
-        seconds = time.monotonic() - began
-        print(f"Ready {seconds:.1f} s after the apply: {ready(namespace, 'smollm2')['message']}")
-        print(namespace.kubectl("get", "isvc"))
-        assert "Paris" in ask(gateway, "smollm2")
-        print(f"answered {time.monotonic() - began:.1f} s after the apply")
-
-        # NetworkPolicy: the engine answers the gateway's pods and nobody else's.
-        address = namespace.items("pods", "serving.leadline.io/service=smollm2")[0]["status"]["podIP"]
-        health = f"http://{address}:8000/health"
-        assert namespace.python("stranger", ASK, health, "5").strip() == "no answer"
-        assert system.python("neighbour", ASK, health, "5").strip() == "no answer"
-        gateways = {"app.kubernetes.io/instance": "r", "app.kubernetes.io/component": "gateway"}
-        assert system.python("as-gateway", ASK, health, "20", labels=gateways).strip() == "200"
-        url = (namespace.get("isvc", "smollm2") or {})["status"]["url"]
-        assert namespace.python("client", ASK, f"{url}/models", "20").strip() == "200"
-
-        log = system.kubectl("logs", "deployment/r-leadline-operator")
-        assert "forbidden" not in log.lower(), log
-
-        began = time.monotonic()
-        namespace.kubectl("delete", "isvc", "smollm2", "--wait=true", "--timeout=60s")
-        selector = "serving.leadline.io/service=smollm2"
-        namespace.until("nothing is left", lambda: not namespace.items(CHILDREN, selector), 120)
-        print(f"nothing left {time.monotonic() - began:.1f} s after the delete")
+        yield Installed(system, namespace, system.node_port("r-leadline-gateway"))
 
 
-def test_a_model_in_a_claim_that_a_job_fills_is_served_under_its_name(cluster: Cluster) -> None:
-    with (
-        cluster.namespace("system") as system,
-        cluster.namespace("llm") as namespace,
-        system.release("r", values_here(), serves=(namespace,)),
-    ):
-        namespace.apply((SAMPLES / "model-from-claim.yaml").read_text())
-        seconds = namespace.until(
-            "Ready is True", lambda: ready(namespace, "from-claim").get("status") == "True", 400
+def until_ready(here: Installed, name: str) -> float:
+    """Seconds until the service was ready; a failure shows both namespaces."""
+    try:
+        return here.namespace.until(
+            f"{name} is ready", lambda: ready(here.namespace, name).get("status") == "True", 400
         )
-        print(f"Ready {seconds:.1f} s after the apply, the claim filled meanwhile")
-        assert "Paris" in ask(system.node_port("r-leadline-gateway"), "SmolLM2-135M-Instruct")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n-- the chart's namespace\n{here.system.describe()}") from None
+
+
+def test_six_lines_answer_a_chat_and_deleting_them_leaves_nothing(installed: Installed) -> None:
+    system, namespace = installed.system, installed.namespace
+    began = time.monotonic()
+    namespace.apply((SAMPLES / "smollm2.yaml").read_text())
+    seconds = until_ready(installed, "smollm2")
+    print(f"Ready {seconds:.1f} s after the apply: {ready(namespace, 'smollm2')['message']}")
+    print(namespace.kubectl("get", "isvc"))
+    assert "Paris" in ask(installed.gateway, "smollm2")
+    print(f"answered {time.monotonic() - began:.1f} s after the apply")
+
+    # NetworkPolicy: the engine answers the gateway's pods and nobody else's.
+    address = namespace.items("pods", "serving.leadline.io/service=smollm2")[0]["status"]["podIP"]
+    health = f"http://{address}:8000/health"
+    assert namespace.python("stranger", ASK, health, "5").strip() == "no answer"
+    assert system.python("neighbour", ASK, health, "5").strip() == "no answer"
+    gateways = {"app.kubernetes.io/instance": "r", "app.kubernetes.io/component": "gateway"}
+    assert system.python("as-gateway", ASK, health, "20", labels=gateways).strip() == "200"
+    assert namespace.python("impostor", ASK, health, "5", labels=gateways).strip() == "no answer"
+    url = (namespace.get("isvc", "smollm2") or {})["status"]["url"]
+    assert namespace.python("client", ASK, f"{url}/models", "20").strip() == "200"
+
+    if os.environ.get("LEADLINE_E2E_AUDIT_LOG"):
+        writes_nothing(system)
+    log = system.kubectl("logs", "deployment/r-leadline-operator")
+    assert "forbidden" not in log.lower(), log
+
+    began = time.monotonic()
+    namespace.kubectl("delete", "isvc", "smollm2", "--wait=true", "--timeout=60s")
+    selector = "serving.leadline.io/service=smollm2"
+    namespace.until("nothing is left", lambda: not namespace.items(CHILDREN, selector), 120)
+    print(f"nothing left {time.monotonic() - began:.1f} s after the delete")
+
+
+def writes_nothing(system: Namespace) -> None:
+    """Row P1, counted at the API server: over five resyncs the operator writes nothing but its Lease."""
+    audit = Audit(f"system:serviceaccount:{system.name}:r-leadline-operator")
+
+    def resyncs(start: int) -> int:
+        about = [(one["verb"], one["objectRef"]["resource"]) for one in audit.events()[start:]]
+        return about.count(("list", "inferenceservices"))
+
+    start = len(audit.events())
+    system.until("it looks twice more", lambda: resyncs(start) >= 2, 60)
+    start = len(audit.events())
+    system.until("it looks five times more", lambda: resyncs(start) >= 5, 60)
+    writes = [
+        (one["verb"], one["objectRef"]["resource"], one["objectRef"].get("name"))
+        for one in audit.events()[start:]
+        if one["verb"] not in ("get", "list", "watch") and one["objectRef"]["resource"] != "leases"
+    ]
+    assert not writes, "written at steady state"
+
+
+def test_a_model_in_a_claim_that_a_job_fills_is_served_under_any_name(installed: Installed) -> None:
+    """Row P17: what clients call the model need not be a name that Kubernetes would take."""
+    documents = list(yaml.safe_load_all((SAMPLES / "model-from-claim.yaml").read_text()))
+    (served,) = (one for one in documents if one["kind"] == "InferenceService")
+    assert served["spec"]["servedName"] == "SmolLM2-135M-Instruct"
+    name = served["spec"]["servedName"] = "HuggingFaceTB/SmolLM2-135M.Instruct:模型-" + "x" * 63
+    installed.namespace.apply(documents)
+    print(f"Ready {until_ready(installed, 'from-claim'):.1f} s after the apply, the claim filled meanwhile")
+    assert "Paris" in ask(installed.gateway, name)
