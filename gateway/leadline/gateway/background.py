@@ -1,38 +1,34 @@
 """What a gateway does beside serving: finds pods, reads Redis, loads tokenizers, reloads keys.
 
-Room: gateway. None of it is on a request's path, and none of it ends the process: a service whose tokenizer
-cannot be had is matched by pieces of text until it can.
+Room: gateway. None of it is on a request's path, and none of it ends the process.
 """
 
 import asyncio
 import logging
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
 
 from leadline.gateway.discovery.discovery import Discovery
-from leadline.gateway.index.service_index import ServiceIndex
+from leadline.gateway.exact.keeper import TokenKeeper
+from leadline.gateway.exact.mode import ASSUMED_TTL, ModeMetric, Reason, TokenMode
+from leadline.gateway.exact.pool import TokenPool
 from leadline.gateway.limits import RateLimits
 from leadline.gateway.proxy.attempts import Dispatcher
 from leadline.gateway.services import Service
 from leadline.gateway.sync.find import find_in
 from leadline.gateway.sync.redis_sync import RedisSync
 from leadline.gateway.tokens.approximate import ApproximateTokens
-from leadline.gateway.tokens.parity import check_parity
-from leadline.gateway.tokens.service import TokenService
-from leadline.protocol.errors import LeadlineError
+from leadline.gateway.tokens.parity import ParityReport
 
 if TYPE_CHECKING:
     from leadline.gateway.app import Gateway
 
-__all__ = ["ASSUMED_TTL", "Background"]
+__all__ = ["Background"]
 
 logger = logging.getLogger("leadline.gateway")
 
-ASSUMED_TTL = 600.0
-"""Seconds for which a pod is believed to hold what was sent to it, where it does not say what it holds."""
 _REFRESH = 5.0
 
 
@@ -45,7 +41,11 @@ class Background:
         self._gateway = gateway
         self._tasks: list[asyncio.Task[None]] = []
         self._syncs: dict[str, RedisSync] = {}
-        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._pool = TokenPool()
+        self._session: aiohttp.ClientSession | None = None
+        """To pods."""
+        self._modes = ModeMetric(gateway.metrics.registry)
         self._approximate = {entry.name for entry in config.services if entry.tokenizer == "approximate"}
         self._discovery = Discovery(
             config, gateway.table, gateway.admission.changed, added=self._begin, removed=self._end
@@ -55,6 +55,7 @@ class Background:
     async def start(self, dispatcher: Dispatcher) -> RateLimits:
         """Returns once pods of static lists are known; the rest goes on in the background."""
         gateway = self._gateway
+        self._session = aiohttp.ClientSession()
         for service in gateway.table:
             self._begin(service)
         await self._discovery.start()
@@ -64,12 +65,14 @@ class Background:
         return self._limits
 
     async def stop(self) -> None:
-        tasks = [*self._tasks, *self._loading.values()]
+        tasks = [*self._tasks, *self._keepers.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
-        self._loading.clear()
+        self._keepers.clear()
+        if self._session is not None:
+            await self._session.close()
         await self._discovery.close()
         await self._limits.stop()
         for sync in self._syncs.values():
@@ -82,13 +85,24 @@ class Background:
     def _begin(self, service: Service) -> None:
         """Everything for one service."""
         url = self._gateway.config.redis_url
-        approximate = service.name in self._approximate
-        if approximate or not url:
-            # Nobody will say what the pods hold: go by what was sent to them.
-            service.index = ServiceIndex(speculative_ttl=ASSUMED_TTL)
         service.tokens = ApproximateTokens()
-        if not approximate:
-            self._loading[service.name] = asyncio.create_task(self._load_tokens(service))
+        service.index.guess_for(ASSUMED_TTL)
+        if service.name in self._approximate:
+            service.token_mode = TokenMode(Reason.CONFIGURED)
+        else:
+            assert self._session is not None
+            key = self._gateway.settings.upstream_key
+            keeper = TokenKeeper(
+                service,
+                self._pool,
+                self._session,
+                events=bool(url),
+                headers={"Authorization": f"Bearer {key}"} if key else {},
+                changed=self._show_mode,
+                compared=self._show_parity,
+            )
+            self._keepers[service.name] = asyncio.create_task(keeper.run(), name=f"tokens {service.name}")
+        self._show_mode(service)
         if url:
             sync = self._syncs[service.name] = RedisSync(
                 service.keys, url, service.index, find_in(service.pods)
@@ -101,38 +115,16 @@ class Background:
         sync = self._syncs.pop(service.name, None)
         if sync is not None:
             self._tasks.append(asyncio.create_task(sync.stop()))
-        loading = self._loading.pop(service.name, None)
-        if loading is not None:
-            loading.cancel()
+        keeper = self._keepers.pop(service.name, None)
+        if keeper is not None:
+            keeper.cancel()
+        self._modes.forget(service.name)
 
-    async def _load_tokens(self, service: Service) -> None:
-        """Exchange the approximate tokens for the real ones, as soon as a folder is known."""
-        while True:
-            model = service.model or _reported_model(service)
-            if model:
-                break
-            await asyncio.sleep(0.5)
-        try:
-            tokens = await asyncio.to_thread(_load, model)
-        except (LeadlineError, OSError, ValueError) as error:
-            logger.warning("%s: matching by text, since the tokenizer cannot be had: %s", service.name, error)
-            service.index = ServiceIndex(speculative_ttl=ASSUMED_TTL)
-            return
-        service.tokens = tokens
-        logger.info("%s: tokenizer of %s loaded", service.name, model)
-        await self._compare(service, tokens)
+    def _show_mode(self, service: Service) -> None:
+        self._modes.show(service.name, service.token_mode)
 
-    async def _compare(self, service: Service, tokens: TokenService) -> None:
-        """Whether a pod tokenizes as we do (P21). Once; predicted against actual cached tokens tell later."""
-        while True:
-            ready = [pod for pod in service.pods.values() if pod.ready and not pod.draining]
-            if ready:
-                break
-            await asyncio.sleep(1.0)
-        key = self._gateway.settings.upstream_key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        async with aiohttp.ClientSession() as session:
-            report = await check_parity(session, f"http://{ready[0].address}", tokens, headers=headers)
+    def _show_parity(self, service: Service, report: ParityReport) -> None:
+        """Whether a pod tokenizes as we do (P21); predicted against actual cached tokens tell later."""
         self._gateway.metrics.parity(service.name, report.agrees)
         log = logger.error if report.agrees is False else logger.info
         log("%s: %s", service.name, report)
@@ -146,15 +138,3 @@ class Background:
             now = time.monotonic()
             for service in gateway.table:
                 service.index.maintain(now)
-
-
-def _reported_model(service: Service) -> str:
-    return next((pod.report.model for pod in service.pods.values() if pod.report is not None), "")
-
-
-def _load(model: str) -> TokenService:
-    if not Path(model).is_dir():
-        raise FileNotFoundError(f"there is no folder {model!r}")
-    tokens = TokenService.load(model)
-    _ = tokens.tokenizer.pieces.longest  # computed over the whole vocabulary on first use: not in a request
-    return tokens

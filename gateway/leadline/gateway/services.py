@@ -22,6 +22,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from leadline.gateway.errors import ConfigError, UnknownModel
+from leadline.gateway.exact.mode import TokenMode
 from leadline.gateway.index.service_index import ServiceIndex
 from leadline.gateway.pods import Pod
 from leadline.gateway.policies.base import RoutingPolicy
@@ -45,7 +46,7 @@ class Service:
     name: str
     """<namespace>/<name>."""
     model: str
-    """Model folder or hub name, for the tokenizer; empty: take it from the pods' reports."""
+    """Model folder, for the tokenizer; where there is none, pods are asked for theirs."""
     policy: RoutingPolicy
     served_names: tuple[str, ...] = ()
     """Configured names and aliases. Those that pods report come on top."""
@@ -53,6 +54,8 @@ class Service:
     """Pod id → pod. Written by discovery only."""
     index: ServiceIndex = field(default_factory=ServiceIndex)
     tokens: "TokenService | ApproximateTokens | None" = None
+    token_mode: TokenMode = field(default_factory=TokenMode)
+    """What `tokens` is, and why. Both are written by exact/keeper.py only."""
     block_size: int = 64
     """Tokens a block, until a pod reports its own."""
     pod_concurrency: int = 0
@@ -184,7 +187,7 @@ class ServiceTable:
         """The data of `GET /v1/models`. `max_model_len` is the least of the service's pods."""
         cards = []
         for name, service in self.names():
-            card = ModelCard(id=name, created=service.created)
+            card = ModelCard(id=name, created=service.created, prefix_matching=service.token_mode.card())
             lengths = [
                 pod.report.max_model_len
                 for pod in service.pods.values()

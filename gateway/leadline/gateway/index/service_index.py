@@ -54,6 +54,11 @@ class ServiceIndex:
         """
         self._speculative.add(pod, hashes[held:], now)
 
+    def guess_for(self, seconds: float) -> None:
+        """Chains have other names from now on (other tokens, or text): the guesses so far are over, and new
+        ones live so long. What pods said themselves stays."""
+        self._speculative.restart(seconds)
+
     # The reader of events
 
     def heard(self, now: float) -> None:

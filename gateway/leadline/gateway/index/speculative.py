@@ -34,6 +34,13 @@ class SpeculativeIndex:
         self._expiry: deque[tuple[float, str, Sequence[int]]] = deque()
         self._size = 0
 
+    def restart(self, ttl: float) -> None:
+        """All guesses so far are over; from now on they live `ttl` seconds."""
+        self.ttl = ttl
+        self._guesses.clear()
+        self._expiry.clear()
+        self._size = 0
+
     def __len__(self) -> int:
         return self._size
 
