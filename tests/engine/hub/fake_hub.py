@@ -25,7 +25,9 @@ class Repository:
 class FakeHub:
     """`with FakeHub({"org/name": Repository(...)}) as hub:` serves at hub.url and logs (method, path)."""
 
-    def __init__(self, repositories: dict[str, Repository]) -> None:
+    def __init__(
+        self, repositories: dict[str, Repository], address: tuple[str, int] = ("127.0.0.1", 0)
+    ) -> None:
         self.repositories = repositories
         self.requests: list[tuple[str, str]] = []
         hub = self
@@ -54,7 +56,7 @@ class FakeHub:
             def log_message(self, *arguments: object) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(address, Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def __enter__(self) -> FakeHub:
