@@ -65,6 +65,12 @@ class EngineConfig:
     """Run every step kernel by kernel: no CUDA graphs, no time and memory spent on capturing them."""
     overlap: bool | None = None
     """Launch step N+1 before reading step N. None: on for GPU, off for CPU."""
+    speculative_ngram: int = 0
+    """Most tokens a step drafts for one sequence by looking its latest ones up in it; 0: no speculation."""
+    speculative_match: int = 3
+    """Latest tokens that must stand earlier in the sequence for a draft."""
+    speculative_max_batch: int | None = None
+    """Decoding sequences above which nothing is drafted. None: what was measured to pay on the device."""
     cpu_threads: int | None = None
     """torch intra-op threads on CPU; None: all cores this process may use."""
 
@@ -83,7 +89,17 @@ class EngineConfig:
         for name in ("tensor_parallel", "max_concurrent_requests", "max_num_batched_tokens", "cpu_kv_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("max_model_len", "prefill_chunk", "num_kv_blocks", "cpu_threads"):
+        if not 0 <= self.speculative_ngram <= 32:
+            raise ConfigError(f"speculative_ngram must lie in [0, 32], not {self.speculative_ngram}")
+        if self.speculative_match < 1:
+            raise ConfigError(f"speculative_match must be at least 1, not {self.speculative_match}")
+        for name in (
+            "max_model_len",
+            "prefill_chunk",
+            "num_kv_blocks",
+            "cpu_threads",
+            "speculative_max_batch",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")

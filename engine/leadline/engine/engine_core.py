@@ -47,6 +47,8 @@ logger = logging.getLogger("leadline.engine.core")
 _FAILURES_IN_A_ROW = 3
 """Steps that may fail, one after the other, before the engine gives itself up."""
 _EMA = 0.1
+_DRAFTING_ROWS = {"cpu": 4, "cuda": 16}
+"""Decoding sequences up to which drafts pay (docs/decisions/011)."""
 
 
 class Grammar(Protocol):
@@ -106,6 +108,7 @@ class EngineCore:
             model=local.model_id,
             revision=local.revision,
             listener=listener,
+            speculative_max_batch=_DRAFTING_ROWS[self.runner.device.type],
         )
         overlap = config.overlap
         self.overlap = self.runner.device.type == "cuda" if overlap is None else overlap
@@ -186,6 +189,8 @@ class EngineCore:
         return outputs
 
     def _step(self) -> list[CoreOutput]:
+        if self._flights and self.scheduler.wants_to_draft:
+            return self._read_oldest()
         plan = self.scheduler.schedule(time.monotonic())
         if plan is not None:
             self._fill_masks(plan)
@@ -244,7 +249,7 @@ class EngineCore:
         # Every planned step is accounted for; its sequences are finished, so the values do not matter.
         while self._flights:
             flight = self._flights.popleft()
-            count = sum(row.sample for row in flight.plan.rows)
+            count = flight.plan.num_samples
             empty = StepResult(flight.plan.step_id, [0] * count, [None] * count)
             scheduler.update(flight.plan, empty, time.monotonic())
         # Blocks of a step that did not run may be in the prefix index already.
@@ -288,7 +293,7 @@ class EngineCore:
 
     def _measure(self, plan: StepPlan, seconds: float) -> None:
         tokens = plan.num_tokens
-        prefill = tokens - sum(row.count == 1 for row in plan.rows)
+        prefill = tokens - sum(row.count for row in plan.rows if row.count == 1 or row.tokens is not None)
         if not prefill:
             self._decode_seconds = _average(self._decode_seconds, seconds)
         elif prefill >= 32 and seconds > 0:

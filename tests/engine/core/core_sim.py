@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from leadline.engine.core import BlockPool, Scheduler, SchedulerConfig, WeightedPolicy
-from leadline.engine.core.plan import NewSeq, SampledLogprobs, StepPlan, StepResult
+from leadline.engine.core.plan import NewSeq, SampledLogprobs, StepPlan, StepResult, StepRow
 from leadline.engine.messages import CoreOutput, CoreRequest
 from leadline.engine.sampling_params import SamplingParams, StructuredSpec
 
@@ -89,6 +89,10 @@ class Slot:
     digests: list[int]
     computed: int = -1
 
+    @property
+    def new_length(self) -> int:
+        return len(self.new.token_ids)
+
 
 @dataclass
 class SimRunner:
@@ -99,6 +103,8 @@ class SimRunner:
     memory: dict[tuple[int, int], int] = field(default_factory=dict)
     slots: dict[int, Slot] = field(default_factory=dict)
     computed_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
     rows_log: list[list[tuple[int, int, int, bool]]] = field(default_factory=list)
     """Per step: (seq_id, start, count, sample)."""
 
@@ -149,14 +155,23 @@ class SimRunner:
         for row in plan.rows:
             slot = self.slots[row.slot]
             end = row.start + row.count
-            assert end <= len(slot.tokens), "a row's input token does not exist yet"
+            held = slot.digests
+            if row.tokens is not None:
+                assert slot.tokens[row.start :] == row.tokens[:1], "a row brings another token than the last"
+                held = [*slot.digests[: row.start], *self._along(slot, row)]
+                self.drafted += row.count - 1
+            else:
+                assert end <= len(slot.tokens), "a row's input token does not exist yet"
+                assert row.count == 1 or not row.sample or end == slot.new_length, (
+                    "a chunk past what is known"
+                )
             if slot.computed >= 0:
                 assert row.start == slot.computed, "positions are skipped or repeated"
             slot.computed = end
             for position in range(row.start, end):
                 block = slot.table[position // size]
                 # A block may be hit in the plan that fills it; what a shared block holds is not rewritten.
-                where, digest = (block, position % size), slot.digests[position]
+                where, digest = (block, position % size), held[position]
                 assert owners[block] == 1 or self.memory.get(where) != digest, "a shared block is rewritten"
                 self.memory[where] = digest
 
@@ -164,7 +179,7 @@ class SimRunner:
         size = self.config.block_size
         for row in plan.rows:
             slot = self.slots[row.slot]
-            for position in range(row.start + row.count):
+            for position in range(row.start + (row.count if row.tokens is None else 1)):
                 held = self.memory.get((slot.table[position // size], position % size))
                 assert held == slot.digests[position], f"position {position} holds another prefix's KV"
 
@@ -181,26 +196,49 @@ class SimRunner:
             if not row.sample:
                 assert end < len(slot.tokens)
                 continue
-            assert end == len(slot.tokens), "a sampling row must end at the last token"
-            below = end < new.prompt_len + new.sampling.min_tokens
-            token = sample(slot.digests[-1], new.banned_until_min if below else ())
-            slot.digests.append(fold(slot.digests[-1], token))
-            slot.tokens.append(token)
-            result.tokens.append(token)
-            wanted = new.sampling.logprobs is not None
-            result.logprobs.append(SampledLogprobs(token, -0.5, 1) if wanted else None)
+            assert row.tokens is not None or end == len(slot.tokens), (
+                "a sampling row must end at the last token"
+            )
+            right = True
+            for i, digest in enumerate(self._along(slot, row)[-row.num_samples :]):
+                position = end - row.num_samples + i + 1
+                below = position < new.prompt_len + new.sampling.min_tokens
+                token = sample(digest, new.banned_until_min if below else ())
+                result.tokens.append(token)
+                wanted = new.sampling.logprobs is not None
+                result.logprobs.append(SampledLogprobs(token, -0.5, 1) if wanted else None)
+                if right:
+                    slot.digests.append(fold(slot.digests[-1], token))
+                    slot.tokens.append(token)
+                    slot.computed = position
+                    self.accepted += i > 0
+                right = right and i + 1 < row.num_samples and row.tokens[i + 1] == token
         return result
+
+    @staticmethod
+    def _along(slot: Slot, row: StepRow) -> list[int]:
+        """Digest after each query token of the row, drafted ones followed as if they were true."""
+        if row.tokens is None:
+            return slot.digests[row.start : row.start + row.count]
+        out = [slot.digests[row.start]]
+        for token in row.tokens[1:]:
+            out.append(fold(out[-1], token))
+        return out
 
 
 class Loop:
     """Scheduler and simulated runner with up to `depth` steps unread when the next is scheduled."""
 
-    def __init__(self, num_blocks: int, *, depth: int = 0, eviction=None, policy=None, **settings) -> None:
+    def __init__(
+        self, num_blocks: int, *, depth: int = 0, eviction=None, policy=None, make_drafter=None, **settings
+    ) -> None:
         settings = {"block_size": 4, "max_model_len": 400, "max_num_batched_tokens": 64, **settings}
         settings.setdefault("max_concurrent_requests", 8)
         self.config = SchedulerConfig(**settings)
         self.pool = BlockPool(num_blocks, eviction)
-        self.scheduler = Scheduler(self.config, self.pool, policy or WeightedPolicy(WEIGHTS))
+        self.scheduler = Scheduler(
+            self.config, self.pool, policy or WeightedPolicy(WEIGHTS), make_drafter=make_drafter
+        )
         self.runner = SimRunner(self.config, num_blocks)
         self.depth = depth
         self.now = 0.0
@@ -223,7 +261,12 @@ class Loop:
         assert self.final[request_id].finish_reason == "abort"
 
     def step(self) -> StepPlan | None:
-        """Schedule once; read results until at most `depth` steps are unread (all, if there was no plan)."""
+        """Schedule once; read results until at most `depth` steps are unread (all, if there was no plan).
+
+        Like the engine, it reads first where a sequence would draft.
+        """
+        while self.flights and self.scheduler.wants_to_draft:
+            self.read()
         plan = self.scheduler.schedule(self.now)
         self._take(self.scheduler.take_outputs())
         if plan is not None:

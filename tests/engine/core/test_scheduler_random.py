@@ -37,7 +37,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(self, num_blocks, eviction, caching, chunk, concurrent, budget, max_model_len) -> None:
         self.count = 0
-        self.loop = Loop(
+        self.loop = self.make_loop(
             num_blocks,
             depth=self.depth,
             eviction=eviction(),
@@ -48,6 +48,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=max_model_len,
             max_queued_requests=12,
         )
+
+    def make_loop(self, num_blocks, **settings) -> Loop:
+        return Loop(num_blocks, **settings)
 
     @rule(
         prompt=prompts,

@@ -32,7 +32,13 @@ from leadline.engine.sampling_params import SamplingParams
 CPU = torch.device("cpu")
 SIZE, CONTEXT = 16, 256
 CONFIG = EngineConfig(
-    model="any", block_size=SIZE, max_concurrent_requests=6, max_num_batched_tokens=50, prefill_chunk=23
+    model="any",
+    block_size=SIZE,
+    max_concurrent_requests=6,
+    max_num_batched_tokens=50,
+    prefill_chunk=23,
+    speculative_ngram=3,
+    speculative_match=1,
 )
 PENALTIES = [{}, {"presence_penalty": 0.5}, {"repetition_penalty": 1.2}, {"frequency_penalty": -1.0}]
 
@@ -55,6 +61,7 @@ def test_a_worker_builds_the_same_steps_from_what_crosses(seed, num_blocks):
     scheduler = build_scheduler(CONFIG, num_blocks=num_blocks, max_model_len=CONTEXT, model="m", revision="r")
     leader, worker = SlotTables(6, CONTEXT // SIZE, CPU), SlotTables(6, CONTEXT // SIZE, CPU)
     encoder, decoder = PlanEncoder(leader), PlanDecoder(worker)
+    vocabulary = rng.choice([3, 50_000])  # in the smaller one everybody drafts
     shared = [rng.randrange(50_000) for _ in range(100)]
     for number in range(12):
         own = [rng.randrange(50_000) for _ in range(rng.randint(1, 60))]
@@ -103,7 +110,7 @@ def test_a_worker_builds_the_same_steps_from_what_crosses(seed, num_blocks):
         leader.apply(plan)
         worker.apply(copy)
         same_step(InputBuilder(leader, SIZE).build(plan), InputBuilder(worker, SIZE).build(copy))
-        tokens = [rng.randrange(50_000) for row in plan.rows if row.sample]
+        tokens = [rng.randrange(vocabulary) for _ in range(plan.num_samples)]
         scheduler.update(plan, StepResult(plan.step_id, tokens, [None] * len(tokens)), now)
 
 

@@ -28,7 +28,10 @@ def check(inputs, plan: StepPlan, live: dict[int, Model]) -> None:
     for row in plan.rows:
         model = live[row.slot]
         for position in range(row.start, row.start + row.count):
-            ids.append(model.tokens[position] if position < len(model.tokens) else -1)
+            if row.tokens is not None:
+                ids.append(row.tokens[position - row.start])
+            else:
+                ids.append(model.tokens[position] if position < len(model.tokens) else -1)
             positions.append(position)
             mapping.append(model.blocks[position // SIZE] * SIZE + position % SIZE)
         last.append(len(ids) - 1)
@@ -49,12 +52,16 @@ def check(inputs, plan: StepPlan, live: dict[int, Model]) -> None:
         used = -(-contexts[i] // SIZE)
         expected = live[row.slot].blocks[:used] + [0] * (width - used)
         assert batch.block_tables[i].tolist()[:width] == expected
-    sampled = [i for i, row in enumerate(plan.rows) if row.sample]
-    assert inputs.sample_slots.tolist() == [plan.rows[i].slot for i in sampled]
+    sampled = [
+        (row.slot, contexts[i] - back, last[i] - back)
+        for i, row in enumerate(plan.rows)
+        if row.sample
+        for back in reversed(range(1 if row.tokens is None else row.count))
+    ]
     assert inputs.host_sample_slots.tolist() == inputs.sample_slots.tolist()
-    assert inputs.sample_positions.tolist() == [contexts[i] for i in sampled]
     index = list(range(len(ids))) if inputs.sample_tokens is None else inputs.sample_tokens.tolist()
-    assert index == [last[i] for i in sampled]
+    found = zip(inputs.sample_slots.tolist(), inputs.sample_positions.tolist(), index, strict=True)
+    assert list(found) == sampled
 
 
 @settings(max_examples=60, deadline=None)
@@ -97,8 +104,13 @@ def test_inputs_say_what_a_plan_means_token_by_token(rng):
             if added:
                 plan.grown.append((slot, added))
             sample = model.computed + count >= len(model.tokens)
-            (ones if count == 1 else longs).append(StepRow(slot, model.computed, count, sample))
-            model.computed += count
+            row = StepRow(slot, model.computed, count, sample)
+            if left <= 0 and rng.random() < 0.5:  # a draft: the last token and up to three more
+                room = min(MAX_LEN, len(model.blocks) * SIZE) - model.computed
+                row.count = rng.randint(1, min(4, room))
+                row.tokens = [rng.randrange(1000) for _ in range(row.count)]
+            (ones if row.count == 1 else longs).append(row)
+            model.computed += row.count
         plan.rows = ones + longs
         tables.apply(plan)
         if plan.rows:

@@ -19,15 +19,21 @@ def build_scheduler(
     model: str = "",
     revision: str = "",
     listener: PoolListener | None = None,
+    speculative_max_batch: int = 4,
 ) -> Scheduler:
     """A scheduler over a fresh pool of `num_blocks` blocks (what the runner allocated).
 
-    model and revision name the prefix chain's namespace; model defaults to the served name. Raises
-    ConfigError for settings that cannot work and for unknown policies.
+    model and revision name the prefix chain's namespace; model defaults to the served name.
+    speculative_max_batch: for a config that leaves it open. Raises ConfigError for settings that cannot work
+    and for unknown policies.
     """
     pool = BlockPool(num_blocks, load_eviction_policy(config.eviction_policy), listener)
     policy = load_scheduling_policy(config.scheduling_policy, config.class_weights)
     settings = SchedulerConfig.from_engine(
-        config, max_model_len=max_model_len, model=model, revision=revision
+        config,
+        max_model_len=max_model_len,
+        model=model,
+        revision=revision,
+        speculative_max_batch=config.speculative_max_batch or speculative_max_batch,
     )
     return Scheduler(settings, pool, policy)

@@ -57,6 +57,16 @@ class StepRow:
     """The logits after the last query token yield a sampled token, which becomes the slot's last token."""
     prompt_logprobs: bool = False
     """Also report log-probabilities of the prompt tokens that follow each query token."""
+    tokens: list[int] | None = None
+    """The query tokens, where the plan brings them: a sequence's last known token, and drafted ones after
+    it. Then `sample` is set, and each of the `count` query tokens yields a token. Which of them count is for
+    the scheduler to find out: the slot's last token is undefined until a row samples after it."""
+
+    @property
+    def num_samples(self) -> int:
+        if not self.sample:
+            return 0
+        return 1 if self.tokens is None else self.count
 
 
 @dataclass(slots=True)
@@ -79,6 +89,10 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(row.count for row in self.rows)
 
+    @property
+    def num_samples(self) -> int:
+        return sum(row.num_samples for row in self.rows)
+
 
 @dataclass(slots=True)
 class SampledLogprobs:
@@ -94,7 +108,7 @@ class SampledLogprobs:
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step computed. `tokens[i]` belongs to the i-th row of the plan that has `sample` set."""
+    """What a step computed. `tokens` holds `num_samples` tokens a row, one row after the other."""
 
     step_id: int
     tokens: list[int]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from leadline.engine.core.books import Books
 from leadline.engine.core.plan import SampledLogprobs, StepPlan, StepResult
 from leadline.engine.core.sequence import Sequence, State
+from leadline.engine.core.speculation import Speculation, accepted
 from leadline.engine.messages import CoreOutput, TokenLogprobs
 
 __all__ = ["Flight", "Results"]
@@ -23,6 +24,8 @@ class Flight:
     step_id: int
     sampled: list[Sequence]
     """Sequence of each row with `sample`, in row order."""
+    counts: list[int]
+    """How many tokens each of these rows samples."""
     prompt_logprobs: list[tuple[int, Sequence, int]]
     """(slot, sequence, its `attempt` then) of each row that reports prompt logprobs."""
 
@@ -30,8 +33,9 @@ class Flight:
 class Results:
     """Applies step results to the books."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: Books, speculation: Speculation) -> None:
         self._books = books
+        self._speculation = speculation
         self.generated_tokens = 0
 
     def flight(self, plan: StepPlan, seqs: list[Sequence]) -> Flight:
@@ -40,12 +44,13 @@ class Results:
         Slots may change hands before it is read.
         """
         sampled = [seq for row, seq in zip(plan.rows, seqs, strict=True) if row.sample]
+        counts = [row.num_samples for row in plan.rows if row.sample]
         asked = [
             (row.slot, seq, seq.attempt)
             for row, seq in zip(plan.rows, seqs, strict=True)
             if row.prompt_logprobs
         ]
-        return Flight(plan.step_id, sampled, asked)
+        return Flight(plan.step_id, sampled, counts, asked)
 
     def apply(self, flight: Flight, result: StepResult) -> list[CoreOutput]:
         """The outputs of one step, in row order."""
@@ -54,33 +59,60 @@ class Results:
                 seq.prompt_logprobs.extend(result.prompt_logprobs.get(slot, ()))
         books = self._books
         outputs: list[CoreOutput] = []
-        for seq, token, logprobs in zip(flight.sampled, result.tokens, result.logprobs, strict=True):
+        at = 0
+        for seq, count in zip(flight.sampled, flight.counts, strict=True):
+            first, at = at, at + count
             seq.unread -= 1
             if seq.finished:
                 continue
-            tokens = seq.token_ids
-            tokens.append(token)
-            length = len(tokens)
+            tokens = result.tokens[first:at]
+            if seq.drafted:
+                tokens = self._keep(seq, tokens)
+            output = self._add(seq, tokens)
+            if seq.wants_logprobs:
+                entries = result.logprobs[first : first + len(output.new_token_ids)]
+                output.logprobs = [_wire(entry) for entry in entries if entry is not None]
+            length = len(seq.token_ids)
             if length >= seq.commit_at and seq.computed >= seq.commit_at:
                 books.commit(seq, min(length, seq.computed))
-            output = CoreOutput(request_id=seq.request_id, new_token_ids=[token])
-            if logprobs is not None and seq.wants_logprobs:
-                output.logprobs = [_wire(logprobs)]
-            if token in seq.stop_ids and length > seq.min_len:
-                output.finish_reason = "stop"
-                output.stop_token_id = token
-                self._close(seq, output)
-            elif length >= seq.max_len:
-                output.finish_reason = "length"
+            if output.finish_reason is not None:
                 self._close(seq, output)
             else:
                 if not seq.answered:
                     self._describe_first(seq, output)
                 if seq.state is State.DRAINING and not seq.unread:
                     books.drained(seq)
+            self.generated_tokens += len(output.new_token_ids)
             outputs.append(output)
-        self.generated_tokens += len(outputs)
         return outputs
+
+    def _keep(self, seq: Sequence, sampled: list[int]) -> list[int]:
+        """The tokens of a drafting row that count. KV of the drafts among them is in place; that of the
+        others is not counted and will be overwritten."""
+        drafted, seq.drafted = seq.drafted, []
+        kept = accepted(drafted, sampled)
+        self._speculation.learn(seq, len(drafted), kept)
+        if seq.state is State.RUNNING:
+            seq.computed += kept
+        return sampled[: kept + 1]
+
+    @staticmethod
+    def _add(seq: Sequence, sampled: list[int]) -> CoreOutput:
+        """Append tokens up to the one that ends the sequence, if one does."""
+        output = CoreOutput(request_id=seq.request_id)
+        tokens = seq.token_ids
+        for count, token in enumerate(sampled, 1):
+            tokens.append(token)
+            if token in seq.stop_ids and len(tokens) > seq.min_len:
+                output.finish_reason = "stop"
+                output.stop_token_id = token
+            elif len(tokens) >= seq.max_len:
+                output.finish_reason = "length"
+            if output.finish_reason is not None:
+                sampled = sampled[:count]
+                break
+        output.new_token_ids = sampled
+        return output
 
     def _close(self, seq: Sequence, output: CoreOutput) -> None:
         self._describe_first(seq, output)

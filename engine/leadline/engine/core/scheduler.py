@@ -16,6 +16,7 @@ Positions advance when a step is planned; token values arrive with `update`. Eve
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from leadline.engine.core.block_pool import BlockPool, IntegrityError
 from leadline.engine.core.books import Books
@@ -26,6 +27,7 @@ from leadline.engine.core.prefill import Prefill
 from leadline.engine.core.results import Flight, Results
 from leadline.engine.core.sequence import Sequence, State
 from leadline.engine.core.settings import SchedulerConfig
+from leadline.engine.core.speculation import Drafter, Speculation
 from leadline.engine.core.stats import SchedulerStats
 from leadline.engine.core.timeouts import Timeouts
 from leadline.engine.errors import QueueFull, RequestError
@@ -38,13 +40,20 @@ __all__ = ["Scheduler"]
 class Scheduler:
     """Continuous batching over one block pool. Single-threaded; no call blocks."""
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool, policy: SchedulingPolicy) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pool: BlockPool,
+        policy: SchedulingPolicy,
+        make_drafter: Callable[[CoreRequest], Drafter] | None = None,
+    ) -> None:
         self.config = config
         self.pool = pool
         self._books = Books(config, pool, policy)
-        self._decode = Decode(self._books)
+        self._speculation = Speculation(config, make_drafter)
+        self._decode = Decode(self._books, self._speculation)
         self._prefill = Prefill(self._books)
-        self._results = Results(self._books)
+        self._results = Results(self._books, self._speculation)
         self._timeouts = Timeouts()
         self._flights: deque[Flight] = deque()
         self._structured: list[tuple[int, str]] = []
@@ -110,6 +119,7 @@ class Scheduler:
             sync=sampling.structured is not None,
             wants_logprobs=sampling.logprobs is not None,
             wants_prompt_logprobs=sampling.prompt_logprobs is not None,
+            may_draft=self._speculation.allowed(request),
         )
         self._next_seq_id += 1
         books.live[seq.request_id] = seq
@@ -155,7 +165,7 @@ class Scheduler:
         preemptions = books.num_preemptions
         ones, one_seqs = self._decode.plan(plan)
         longs, long_seqs = [], []
-        budget = self.config.max_num_batched_tokens - len(ones)
+        budget = self.config.max_num_batched_tokens - sum(row.count for row in ones)
         if books.prefilling or books.num_waiting:
             # What a preemption freed is for those who run, and then for whom it hit: nobody new gets it
             # meanwhile.
@@ -169,6 +179,10 @@ class Scheduler:
                     long_seqs.append(seq)
         if not ones and not longs:
             return None
+        if any(row.count > 1 for row in ones):
+            # Drafting rows stand with the chunks.
+            rows = sorted(zip(ones, one_seqs, strict=True), key=lambda pair: pair[0].count > 1)
+            ones, one_seqs = [row for row, _ in rows], [seq for _, seq in rows]
         plan.rows = ones + longs
         plan.released, books.released = books.released, []
         self._next_step_id += 1
@@ -217,6 +231,14 @@ class Scheduler:
         return any(seq.unread for seq in self._books.synced)
 
     @property
+    def wants_to_draft(self) -> bool:
+        """A sequence would draft, were the steps in flight read: whoever overlaps steps reads first."""
+        books, speculation = self._books, self._speculation
+        if not speculation.few_enough(len(books.decoding)):
+            return False
+        return any(seq.unread and (seq.drafted or speculation.eager(seq)) for seq in books.decoding)
+
+    @property
     def num_in_flight(self) -> int:
         """Steps planned and not read."""
         return len(self._flights)
@@ -260,6 +282,8 @@ class Scheduler:
             prefix_hit_tokens_total=self._prefill.hit_tokens,
             generated_tokens_total=self._results.generated_tokens,
             timeouts_total=self._num_timeouts,
+            drafted_tokens_total=self._speculation.drafted_tokens,
+            accepted_tokens_total=self._speculation.accepted_tokens,
         )
 
     def check_integrity(self) -> None:

@@ -14,9 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from leadline.engine.core.plan import SampledLogprobs
 from leadline.engine.messages import CoreRequest
+
+if TYPE_CHECKING:
+    from leadline.engine.core.speculation import Drafter
 
 __all__ = ["NEVER", "Sequence", "State"]
 
@@ -68,6 +72,16 @@ class Sequence:
     """Sampled tokens planned but not yet seen by `update`."""
     sync: bool = False
     """Structured output: no sampling row while a token is unread, since its mask depends on it."""
+
+    may_draft: bool = False
+    """Its tokens may be speculated on (core/speculation.py)."""
+    drafter: Drafter | None = None
+    drafted: list[int] = field(default_factory=list)
+    """Drafted tokens of the row in flight: no other row is planned before it is read. `computed` does not
+    count them."""
+    draft_from: int = 0
+    """No draft before so many tokens exist."""
+    draft_pause: int = 0
 
     hashes: list[bytes] = field(default_factory=list)
     committed: int = 0

@@ -21,6 +21,10 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 8192
     prefill_chunk: int | None = None
     prefix_caching: bool = True
+    speculative_ngram: int = 0
+    """Most tokens drafted for one sequence in one step; 0: no speculation."""
+    speculative_match: int = 3
+    speculative_max_batch: int = 4
     queue_timeout: float | None = None
     """Seconds; for requests that name none."""
     model: str = ""
@@ -44,9 +48,16 @@ class SchedulerConfig:
 
     @classmethod
     def from_engine(
-        cls, config: EngineConfig, *, max_model_len: int, model: str = "", revision: str = ""
+        cls,
+        config: EngineConfig,
+        *,
+        max_model_len: int,
+        model: str = "",
+        revision: str = "",
+        speculative_max_batch: int = 4,
     ) -> SchedulerConfig:
-        """Of an engine's settings, with the context length and the model identity that loading resolved."""
+        """Of an engine's settings, with the context length, the model identity and what is best on the device
+        that loading resolved."""
         return cls(
             max_model_len=max_model_len,
             block_size=config.block_size,
@@ -55,6 +66,9 @@ class SchedulerConfig:
             max_num_batched_tokens=config.max_num_batched_tokens,
             prefill_chunk=config.prefill_chunk,
             prefix_caching=config.prefix_caching,
+            speculative_ngram=config.speculative_ngram,
+            speculative_match=config.speculative_match,
+            speculative_max_batch=speculative_max_batch,
             queue_timeout=config.queue_timeout,
             model=model or config.served_name or config.model,
             revision=revision,

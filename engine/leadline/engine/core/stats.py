@@ -38,6 +38,9 @@ class SchedulerStats:
     generated_tokens_total: int
     timeouts_total: int
     """Ended by queue timeout or deadline."""
+    drafted_tokens_total: int = 0
+    accepted_tokens_total: int = 0
+    """Of these, the ones that were what the model sampled."""
 
 
 @dataclass(slots=True, frozen=True)

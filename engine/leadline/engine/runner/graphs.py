@@ -185,7 +185,10 @@ class DecodeGraphs:
     def run(self, plan: StepPlan) -> GraphStep | None:
         """Apply the plan to the tables and replay its graph; None, and nothing done, if none fits."""
         rows = plan.rows
-        if rows[-1].count == 1 and all(row.sample and not row.prompt_logprobs for row in rows):
+        if (
+            all(row.sample and not row.prompt_logprobs and row.num_samples == row.count for row in rows)
+            and plan.num_tokens <= self.sizes[-1]
+        ):
             return self._run_decode(plan)
         if not self.prefill.fits(plan):
             return None
@@ -201,7 +204,8 @@ class DecodeGraphs:
         )
 
     def _run_decode(self, plan: StepPlan) -> GraphStep:
-        """A block that a row of this step is the first to use goes up with the row."""
+        """A block that a row of this step is the first to use goes up with the row. A row that drafts is as
+        many decode rows of one slot: each layer's KV is written before any of them attends."""
         self.tables.apply(plan, grow_device=False)
         rows = self._read(plan)
         if plan.grown and not self._grows_by_itself(plan, rows):
@@ -217,7 +221,12 @@ class DecodeGraphs:
         slots = np.fromiter([row.slot for row in plan.rows], np.int64, count)
         starts = np.fromiter([row.start for row in plan.rows], np.int64, count)
         ids = np.full(count, -1, dtype=np.int64)
-        for row in np.flatnonzero(starts < tables.known[slots]):
+        if any(row.tokens is not None for row in plan.rows):
+            counts = np.fromiter([row.count for row in plan.rows], np.int64, count)
+            ids = np.concatenate([row.tokens or [-1] for row in plan.rows]).astype(np.int64)
+            within = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+            slots, starts = np.repeat(slots, counts), np.repeat(starts, counts) + within
+        for row in np.flatnonzero((starts < tables.known[slots]) & (ids < 0)):
             ids[row] = tables.tokens[slots[row]][starts[row]]
         blocks = tables.block_tables[slots, starts // self.block_size]
         return DecodeRows(slots, starts, ids, self.sampler.state.flags[slots] & RANDOM, blocks)

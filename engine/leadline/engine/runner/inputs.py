@@ -7,9 +7,11 @@ Rows are packed without padding, rows of one token first:
     count          1    1    1        5                3
     cu_q           0    1    2        3                8        11
     tokens         d    d    h        h h h h h        h h h
-                   |    |    `- known on the host (NewSeq.token_ids): its id is uploaded
+                   |    |    `- known on the host (NewSeq.token_ids, StepRow.tokens): its id is uploaded
                    `----`- sampled by an earlier step: uploaded as -1, filled from last_token[slot] on the
                    device
+    samples                                    `        ` ` `
+                                               the last of a row, or each of a row that drafts
 
 Everything goes up in two copies from pinned memory: one int64 buffer, one int32 buffer.
 """
@@ -43,10 +45,10 @@ class StepInputs:
     """Rows of one token; they come first, and only they can hold a -1."""
     batch: AttentionBatch
     sample_tokens: torch.Tensor | None
-    """int64 [S] index into the T tokens of each sampled row's last one; None when row i is token i for all
+    """int64 [S] index into the T tokens of each one to be sampled after; None when row i is token i for all
     rows."""
     sample_slots: torch.Tensor
-    """int64 [S]"""
+    """int64 [S]; a slot stands in it once for each token that its row samples"""
     sample_positions: torch.Tensor
     """int64 [S]: where the sampled tokens will stand"""
     host_slots: np.ndarray
@@ -88,10 +90,21 @@ class InputBuilder:
         for row in np.flatnonzero(starts < tables.known[slots]):
             known = tables.tokens[slots[row]]
             ids[cu_q[row] : cu_q[row + 1]] = known[starts[row] : ends[row]]
+        for row, given in enumerate(rows):
+            if given.tokens is not None:
+                ids[cu_q[row] : cu_q[row + 1]] = given.tokens
 
         which = np.flatnonzero(sampled)
         every_row = num_ones == num_rows == len(which)
-        parts = [ids, positions, slot_mapping, slots, slots[which], ends[which], cu_q[1:][which] - 1]
+        sample_slots, sample_positions, sample_tokens = slots[which], ends[which], cu_q[1:][which] - 1
+        if any(row.num_samples > 1 for row in rows):
+            samples = np.array([row.num_samples for row in rows], dtype=np.int64)[which]
+            # Counted back from each row's last token.
+            back = np.repeat(np.cumsum(samples), samples) - np.arange(samples.sum()) - 1
+            sample_slots = np.repeat(sample_slots, samples)
+            sample_positions = np.repeat(sample_positions, samples) - back
+            sample_tokens = np.repeat(sample_tokens, samples) - back
+        parts = [ids, positions, slot_mapping, slots, sample_slots, sample_positions, sample_tokens]
         lengths = [len(part) for part in parts]
         wide = upload(np.concatenate(parts), device).split(lengths)
         narrow = upload(np.concatenate([cu_q, ends]).astype(np.int32), device)
@@ -120,7 +133,7 @@ class InputBuilder:
             sample_slots=wide[4],
             sample_positions=wide[5],
             host_slots=slots,
-            host_sample_slots=slots[which],
+            host_sample_slots=sample_slots,
             host_cu_q=cu_q,
         )
 

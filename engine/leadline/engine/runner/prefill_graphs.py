@@ -175,7 +175,7 @@ class PrefillGraphs:
         if len(plan.rows) != 1 or not self._graphs:
             return False
         row = plan.rows[0]
-        return 1 < row.count <= self.lengths[-1] and not row.prompt_logprobs
+        return 1 < row.count <= self.lengths[-1] and not row.prompt_logprobs and row.tokens is None
 
     def replay(self, plan: StepPlan) -> None:
         """Run a plan that `fits` and that the tables have applied. Results: as decode graphs leave them."""

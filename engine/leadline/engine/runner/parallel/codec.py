@@ -27,7 +27,7 @@ from leadline.engine.sampling_params import SamplingParams
 
 __all__ = ["PlanDecoder", "PlanEncoder"]
 
-_SAMPLE, _PROMPT_LOGPROBS = 1, 2
+_SAMPLE, _PROMPT_LOGPROBS, _TOKENS = 1, 2, 4
 
 
 class _Entered(msgspec.Struct, array_like=True):
@@ -52,7 +52,7 @@ class _Plan(msgspec.Struct, array_like=True):
     rows: bytes
     """[R, 4]: slot, start, count, flags"""
     tokens: bytes
-    """Query tokens of the rows whose tokens are known on the host, one row after the other."""
+    """Query tokens of the rows whose tokens the host knows, from entry or with the row, row after row."""
     masks: dict[int, bytes]
 
 
@@ -61,7 +61,8 @@ def _pack(values: Any) -> bytes:
 
 
 def _flags(row: StepRow) -> int:
-    return row.sample * _SAMPLE | row.prompt_logprobs * _PROMPT_LOGPROBS
+    flags = row.sample * _SAMPLE | row.prompt_logprobs * _PROMPT_LOGPROBS
+    return flags | (row.tokens is not None) * _TOKENS
 
 
 def _unpack(data: bytes) -> np.ndarray:
@@ -79,6 +80,9 @@ class PlanEncoder:
         entered = {seq.slot: np.array(seq.token_ids, dtype=np.int32) for seq in plan.entered}
         chunks = []
         for row in plan.rows:
+            if row.tokens is not None:
+                chunks.append(np.array(row.tokens, dtype=np.int32))
+                continue
             tokens = entered.get(row.slot)
             if tokens is None:
                 if row.start >= self._tables.known[row.slot]:
@@ -140,6 +144,10 @@ class PlanDecoder:
             plan.rows.append(
                 StepRow(slot, start, count, bool(flags & _SAMPLE), bool(flags & _PROMPT_LOGPROBS))
             )
+            if flags & _TOKENS:
+                plan.rows[-1].tokens = tokens[taken : taken + count].tolist()
+                taken += count
+                continue
             target = entered.get(slot)
             if target is None:
                 if start >= self._tables.known[slot]:
