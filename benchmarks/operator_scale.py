@@ -4,6 +4,11 @@ Needs a cluster that KUBECONFIG names, with the CRD and kwok's fake nodes (pods 
 
     ../shared/cluster/fake-nodes.sh DIR 50
     python benchmarks/operator_scale.py --services 200 --record
+    python benchmarks/operator_scale.py --services 200 --floor      the same objects without an operator
+
+The floor is what the cluster's own controllers need: kube-controller-manager asks at most 20 times a second
+for each of its controllers by default (--kube-api-qps), and a new Deployment of two pods costs the deployment
+controller and the ReplicaSet controller about 7 requests each.
 """
 
 from __future__ import annotations
@@ -24,7 +29,10 @@ from typing import Any
 import psutil
 
 from leadline.operator.api import ApiClient
-from leadline.operator.kinds import SERVICE
+from leadline.operator.kinds import BY_KIND, SERVICE
+from leadline.operator.observed import Observed
+from leadline.operator.plan import plan
+from leadline.operator.settings import OperatorSettings
 from leadline.operator.shell import kopf_settings, login
 from record import record
 
@@ -34,6 +42,7 @@ def main() -> int:
     parser.add_argument("--services", type=int, default=200)
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--quiet-seconds", type=float, default=60.0)
+    parser.add_argument("--floor", action="store_true", help="apply the plan's objects; no operator")
     parser.add_argument("--record", action="store_true", help="append to results.jsonl")
     args = parser.parse_args()
     if not os.environ.get("KUBECONFIG"):
@@ -42,13 +51,14 @@ def main() -> int:
     namespace = f"scale-{os.getpid()}"
     _kubectl("create", "namespace", namespace)
     try:
-        found = _measure(namespace, args)
+        found = asyncio.run(_floor(namespace, args)) if args.floor else _measure(namespace, args)
     finally:
         _kubectl("delete", "namespace", namespace, "--wait=false")
     print(json.dumps(found, indent=2))
     if args.record:
         for unit, value in found.items():
-            record(f"{args.services} InferenceServices of {args.replicas}", value, unit, engine="operator")
+            engine = "no operator" if args.floor else "operator"
+            record(f"{args.services} InferenceServices of {args.replicas}", value, unit, engine=engine)
     return 0
 
 
@@ -90,6 +100,45 @@ def _measure(namespace: str, args: argparse.Namespace) -> dict[str, float]:
         "writes a service": round(writes / args.services, 2),
         f"writes in the next {args.quiet_seconds:.0f} s": later,
     }
+
+
+async def _floor(namespace: str, args: argparse.Namespace) -> dict[str, float]:
+    """Time until the same children are there and all pods ready, when somebody applies them all at once."""
+    info = login(settings=kopf_settings())
+    assert info is not None
+    api = ApiClient(info)
+    try:
+        services = []
+        for number in range(args.services):
+            item = _service(f"s{number}", args.replicas)
+            item["metadata"]["namespace"] = namespace
+            # No operator looks at them; they own the children.
+            services.append(await api.create(item, SERVICE))
+        plans = [plan(Observed(service), OperatorSettings()).desired or [] for service in services]
+        began = time.monotonic()
+        gate = asyncio.Semaphore(OperatorSettings().workers)
+
+        async def apply(one: dict[str, Any]) -> None:
+            async with gate:
+                await api.apply(one, BY_KIND[one["kind"]])
+
+        await asyncio.gather(*(apply(one) for objects in plans for one in objects))
+        applied = time.monotonic() - began
+        selector = "app.kubernetes.io/managed-by=leadline-operator"
+        while True:
+            deployments, _ = await api.list(BY_KIND["Deployment"], namespace, selector)
+            ready = sum(one.get("status", {}).get("readyReplicas", 0) == args.replicas for one in deployments)
+            if ready == args.services:
+                break
+            if time.monotonic() - began > 600:
+                raise SystemExit(f"{ready} of {args.services} Deployments are ready after 600 s")
+            await asyncio.sleep(0.5)
+        return {
+            "s to all Ready": round(time.monotonic() - began, 1),
+            "s of which applying the objects": round(applied, 1),
+        }
+    finally:
+        await api.close()
 
 
 def _service(name: str, replicas: int) -> dict[str, Any]:
