@@ -47,8 +47,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if count and reporter is not None:
         reporter.write_line(
-            f"{count} cluster tests did not run: set KUBECONFIG to a cluster's (kind create cluster, or "
-            "../shared/cluster/up.sh DIR, which prints the path)",
+            f"{count} cluster tests did not run: set KUBECONFIG to a cluster that has the images. "
+            "kind: kind create cluster; make images CLUSTER=kind. "
+            "Here: ../shared/cluster/up.sh DIR; make images CLUSTER=DIR. See docs/install.md",
             yellow=True,
         )
 

@@ -21,10 +21,7 @@ from leadline.gateway.discovery.discovery import Discovery
 from leadline.gateway.pods import eligible
 from leadline.gateway.services import ServiceTable
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("KUBECONFIG"),
-    reason="no cluster: these tests need KUBECONFIG, e.g. from ../shared/cluster/up.sh DIR",
-)
+pytestmark = pytest.mark.cluster
 
 LABEL = "serving.leadline.io/service"
 
