@@ -231,3 +231,37 @@ def test_a_leader_that_fails_alone_is_out_of_step_for_good(rig, ranks, tiny, mon
     monkeypatch.undo()
     with pytest.raises(EngineDead, match="out of device memory in a step"):
         core.step()
+
+
+@pytest.mark.parametrize("when", ["before a step", "in a step"])
+def test_a_rank_that_hangs_is_named_and_ends_the_engine(
+    rig, ranks, tiny, monkeypatch, only_workers_run, when
+):
+    monkeypatch.setenv("LEADLINE_TP_TIMEOUT", "2")
+    if when == "in a step":
+        only_workers_run("""
+            import time
+            from leadline.engine.runner.model_runner import ModelRunner
+
+            launch = ModelRunner.launch
+
+            def hanging(self, plan):
+                if plan.rows[0].start > 5:
+                    time.sleep(1000)
+                return launch(self, plan)
+
+            ModelRunner.launch = hanging
+        """)
+    core = ranks.core(2, tiny, cpu_kv_bytes=1 << 22)
+    (worker,) = processes(core)
+    core.add_request(rig.request("a", [5, 6, 7], LONG, eos_token_ids=()))
+    core.step()
+    if when == "before a step":
+        worker.suspend()
+    error, seconds = died(core)
+    assert re.search(r"a step has not ended within 2 s: rank 1 (is stopped|or rank 0 hangs)", str(error)), (
+        error
+    )
+    assert ("is stopped" in str(error)) == (when == "before a step")
+    assert seconds < 5
+    assert not worker.is_running()

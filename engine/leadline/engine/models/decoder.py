@@ -25,7 +25,8 @@ from leadline.engine.models.layers import (
     VocabHead,
 )
 from leadline.engine.models.ops import Ops, select_ops
-from leadline.engine.models.parallel import SINGLE, TensorParallel, check_split
+from leadline.engine.models.overlap import Overlap
+from leadline.engine.models.parallel import SINGLE, Sum, TensorParallel, check_split
 from leadline.engine.models.rope import rope_tables
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class DecoderLayer:
             bias=config.attention_bias,
         )
         self.q_norm, self.k_norm = (Norm(dim, place), Norm(dim, place)) if config.qk_norm else (None, None)
-        self.o = RowLinear(config.hidden_size, heads.times(dim), place, tp, bias=config.o_bias)
+        self.o = RowLinear(config.hidden_size, heads.times(dim), place, tp, Sum.O, bias=config.o_bias)
         self.post_norm = Norm(config.hidden_size, place)
         self.gate_up = ColumnLinear(
             [("gate_proj", columns), ("up_proj", columns)],
@@ -64,7 +65,7 @@ class DecoderLayer:
             place,
             bias=config.mlp_bias,
         )
-        self.down = RowLinear(config.hidden_size, columns, place, tp, bias=config.mlp_bias)
+        self.down = RowLinear(config.hidden_size, columns, place, tp, Sum.DOWN, bias=config.mlp_bias)
 
     def attention(
         self,
@@ -74,8 +75,9 @@ class DecoderLayer:
         attend: AttentionFn,
         write: KVWrite | None,
     ) -> torch.Tensor:
+        """This rank's term of the sum."""
         q, k, v = self.rotate(self.qkv(x), cos, sin, write)
-        return self.o(attend(self.index, q, k, v).reshape(x.shape[0], -1))
+        return self.o.partial(attend(self.index, q, k, v).reshape(x.shape[0], -1))
 
     def rotate(
         self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, write: KVWrite | None
@@ -89,7 +91,8 @@ class DecoderLayer:
         return self.ops.rotary_heads(qkv, cos, sin, self.num_heads, self.num_kv_heads, norms, target)
 
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.ops.silu_and_mul(self.gate_up(x)))
+        """This rank's term of the sum."""
+        return self.down.partial(self.ops.silu_and_mul(self.gate_up(x)))
 
     def slots(self, prefix: str) -> Slots:
         yield from self.input_norm.slots(f"{prefix}.input_layernorm")
@@ -151,6 +154,8 @@ class Decoder:
         self.head = VocabHead(config.vocab_size, config.hidden_size, place, tp, tied)
         self.few_rows: FewRows | None = None
         """Small steps take another way through the layers, where the device has one."""
+        self.overlap = None if tp.fabric is None else Overlap(self, tp.fabric)
+        """Large ones too, over several ranks."""
         if self.writes_kv:
             from leadline.engine.models.few_rows import FewRows
 
@@ -171,13 +176,24 @@ class Decoder:
         few = self.few_rows
         if few is not None and write is not None and len(input_ids) <= few.max_rows:
             return few.layers(residual, cos, sin, attend, write)
+        if self.overlap is not None and self.overlap.fits(len(input_ids)):
+            return self.overlap.layers(residual, cos, sin, attend, write)
         x = ops.rms_norm(residual, self.layers[0].input_norm.weight, eps)
         for layer, norm in zip(self.layers, self.following_norms, strict=True):
             x = layer.attention(x, cos, sin, attend, write)
-            x, residual = ops.add_rms_norm(x, residual, layer.post_norm.weight, eps)
+            x, residual = self.join(Sum.O, x, residual, layer.post_norm.weight)
             x = layer.mlp(x)
-            x, residual = ops.add_rms_norm(x, residual, norm.weight, eps)
+            x, residual = self.join(Sum.DOWN, x, residual, norm.weight)
         return x
+
+    def join(
+        self, which: Sum, term: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sum the terms over ranks, add the residual, norm: (normed, residual), both overwritten."""
+        tp, eps = self.tp, self.config.rms_norm_eps
+        if tp.fabric is not None and tp.fabric.partial(which, len(term)) is not None:
+            return tp.fabric.add_rms_norm(which, residual, weight, eps), residual
+        return self.ops.add_rms_norm(tp.all_reduce(term), residual, weight, eps)
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[R, hidden] → [R, vocab] in the model's dtype, gathered over ranks; in `out` if it is given."""

@@ -3,6 +3,8 @@
     residual ─▶ norm + qkv ─▶ norm heads, rotate, write KV ─▶ attend ─▶ o + residual
              ─▶ norm + gate, up, silu, mul ─▶ down + residual
 
+Over several ranks o and down leave terms of a sum, and the fabric adds it to the residual: eight kernels.
+
 One row goes through matrix-vector products (triton_gemv.py), 2 to 64 rows through triton_skinny.py. Same
 weights and the same cache as `Decoder.forward`; sums are rounded to the model's dtype less often.
 """
@@ -15,6 +17,7 @@ import torch
 import triton
 
 from leadline.engine.models.base import AttentionFn, KVWrite
+from leadline.engine.models.parallel import Sum
 from leadline.engine.models.triton_gemv import gemv
 from leadline.engine.models.triton_skinny import MAX_ROWS, Workspace, enter_kernel, skinny
 
@@ -43,11 +46,12 @@ class FewRows:
 
     @staticmethod
     def of(model: Decoder) -> FewRows | None:
-        """None unless it is one rank, 16-bit weights on CUDA, no biases, widths that are multiples of 64."""
+        """None unless it is one rank or there is a fabric, 16-bit weights on CUDA, no biases, widths that are
+        multiples of 64."""
         layer = model.layers[0]
         linears = (layer.qkv, layer.o, layer.gate_up, layer.down)
         fits = (
-            model.tp.size == 1
+            (model.tp.size == 1 or model.tp.fabric is not None)
             and model.device.type == "cuda"
             and model.dtype in (torch.float16, torch.bfloat16)
             and model.ops.writes_kv
@@ -66,6 +70,8 @@ class FewRows:
         """residual [R, hidden], overwritten → hidden states [R, hidden] after the final norm."""
         if residual.shape[0] == 1:
             self._one(residual, cos, sin, attend, write)
+        elif self.model.tp.fabric is not None:
+            return self._few_ranks(residual, cos, sin, attend, write)
         else:
             self._few(residual, cos, sin, attend, write)
         model = self.model
@@ -79,14 +85,22 @@ class FewRows:
         attend: AttentionFn,
         write: KVWrite,
     ) -> None:
-        eps = self.model.config.rms_norm_eps
+        eps, fabric = self.model.config.rms_norm_eps, self.model.tp.fabric
         for layer in self.model.layers:
             qkv = gemv(residual, layer.qkv.weight, norm=(layer.input_norm.weight, eps))
             q, k, v = layer.rotate(qkv, cos, sin, write)
             attended = attend(layer.index, q, k, v).reshape(1, -1)
-            gemv(attended, layer.o.weight, residual=residual)
+            if fabric is None:
+                gemv(attended, layer.o.weight, residual=residual)
+            else:
+                gemv(attended, layer.o.weight, out=fabric.partial(Sum.O, 1))
+                fabric.add(Sum.O, residual)
             act = gemv(residual, layer.gate_up.weight, norm=(layer.post_norm.weight, eps), gated=True)
-            gemv(act, layer.down.weight, residual=residual)
+            if fabric is None:
+                gemv(act, layer.down.weight, residual=residual)
+            else:
+                gemv(act, layer.down.weight, out=fabric.partial(Sum.DOWN, 1))
+                fabric.add(Sum.DOWN, residual)
 
     def _few(
         self,
@@ -118,3 +132,26 @@ class FewRows:
             skinny(attended, layer.o.weight, space, residual=residual, next_norm=layer.post_norm.weight)
             act = skinny(scaled, layer.gate_up.weight, space, eps=eps, norm=True, gated=True)
             skinny(act, layer.down.weight, space, residual=residual, next_norm=next_norm.weight)
+
+    def _few_ranks(
+        self,
+        residual: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attend: AttentionFn,
+        write: KVWrite,
+    ) -> torch.Tensor:
+        """The norm comes with the sum over ranks, which has whole rows at hand."""
+        model, space, eps = self.model, self.space, self.model.config.rms_norm_eps
+        fabric, rows = model.tp.fabric, residual.shape[0]
+        assert fabric is not None
+        x = model.ops.rms_norm(residual, model.layers[0].input_norm.weight, eps)
+        for layer, next_norm in zip(model.layers, model.following_norms, strict=True):
+            q, k, v = layer.rotate(skinny(x, layer.qkv.weight, space), cos, sin, write)
+            attended = attend(layer.index, q, k, v).reshape(rows, -1)
+            skinny(attended, layer.o.weight, space, out=fabric.partial(Sum.O, rows))
+            x = fabric.add_rms_norm(Sum.O, residual, layer.post_norm.weight, eps)
+            act = skinny(x, layer.gate_up.weight, space, gated=True)
+            skinny(act, layer.down.weight, space, out=fabric.partial(Sum.DOWN, rows))
+            x = fabric.add_rms_norm(Sum.DOWN, residual, next_norm.weight, eps)
+        return x

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from leadline.engine.models.parallel import Part, TensorParallel
+from leadline.engine.models.parallel import Part, Sum, TensorParallel
 
 __all__ = [
     "ColumnLinear",
@@ -132,7 +132,7 @@ class RowLinear(Linear):
     """A projection split by input columns: ranks hold partial sums, added up by the group's all-reduce."""
 
     def __init__(
-        self, out_features: int, part: Part, place: Place, tp: TensorParallel, *, bias: bool
+        self, out_features: int, part: Part, place: Place, tp: TensorParallel, which: Sum, *, bias: bool
     ) -> None:
         """`part`: this rank's columns."""
         make = place.zeros if part.filled < part.count else place.empty
@@ -140,9 +140,19 @@ class RowLinear(Linear):
         self.part = part
         self.shape = (out_features, part.total)
         self.tp = tp
+        self.which = which
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.tp.all_reduce(super().__call__(x))
+
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's term of the sum, where the fabric wants it if there is one (and it has room)."""
+        out = None if self.tp.fabric is None else self.tp.fabric.partial(self.which, x.shape[0])
+        if out is None:
+            return super().__call__(x)
+        if self.bias is not None:
+            return torch.addmm(self.bias, x, self.weight.t(), out=out)
+        return torch.mm(x, self.weight.t(), out=out)
 
     def slots(self, prefix: str) -> Slots:
         yield f"{prefix}.weight", Slot(self.weight[:, : self.part.filled], self.shape, 1, self.part.start)
@@ -179,8 +189,12 @@ class VocabEmbedding(_VocabRows):
             return F.embedding(input_ids, self.weight)
         local = input_ids - self.first
         foreign = (local < 0) | (local >= self.count)
-        rows = F.embedding(local.masked_fill(foreign, 0), self.weight)
-        return self.tp.all_reduce(rows.masked_fill_(foreign.unsqueeze(-1), 0.0))
+        rows = F.embedding(local.masked_fill(foreign, 0), self.weight).masked_fill_(foreign.unsqueeze(-1), 0)
+        fabric = self.tp.fabric
+        if fabric is None or (terms := fabric.partial(Sum.EMBEDDING, len(rows))) is None:
+            return self.tp.all_reduce(rows)
+        terms.copy_(rows)
+        return fabric.sum(Sum.EMBEDDING, len(rows))
 
 
 class VocabHead:
@@ -198,6 +212,10 @@ class VocabHead:
     def __call__(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if out is not None and self.tp.size == 1 and self.linear.packed is None:
             return torch.mm(hidden, self.linear.weight.t(), out=out)
+        fabric = self.tp.fabric
+        if fabric is not None and (part := fabric.logits_part(len(hidden))) is not None:
+            torch.mm(hidden, self.linear.weight.t(), out=part)
+            return fabric.gather_logits(len(hidden), out)
         logits = self.tp.all_gather(self.linear(hidden))
         if logits.shape[-1] != self.vocab_size:
             logits = logits[:, : self.vocab_size]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from leadline.engine.errors import ConfigError
 from leadline.engine.models.config import ModelConfig
 
-__all__ = ["SINGLE", "Part", "TensorParallel", "check_split", "split_heads"]
+__all__ = ["SINGLE", "Fabric", "Part", "Sum", "TensorParallel", "check_split", "split_heads"]
 
 
 def _identity(x: torch.Tensor) -> torch.Tensor:
@@ -37,6 +39,53 @@ class Part:
         return Part(self.total * size, self.start * size, self.filled * size, self.count * size)
 
 
+class Sum(enum.Enum):
+    """A sum over ranks of a step, by who makes its terms. They alternate: none comes twice in a row."""
+
+    O = "o"  # noqa: E741 - the projection's name
+    DOWN = "down"
+    EMBEDDING = "embedding"
+
+
+class Fabric(Protocol):
+    """Sums over ranks through memory that all of them can address, fused with what follows the sum.
+
+    A rank puts its terms, [rows, hidden], where `partial` says, and then calls one of the others.
+    """
+
+    def partial(self, which: Sum, rows: int) -> torch.Tensor | None:
+        """Where the terms go; None if there are too many rows."""
+
+    def sum(self, which: Sum, rows: int) -> torch.Tensor:
+        """The sum, a new tensor."""
+
+    def add(self, which: Sum, residual: torch.Tensor) -> None:
+        """residual [rows, hidden] += the sum."""
+
+    def add_rms_norm(
+        self,
+        which: Sum,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        out: torch.Tensor | None = None,
+        part: slice | None = None,
+    ) -> torch.Tensor:
+        """residual += the sum; rms_norm(residual) * weight. A rank may keep only some of residual's rows up
+        to date: those it will need in the next call, which must have as many rows.
+
+        part: only these rows, by few programs, beside other work on the GPU; then `out` is what the rows may
+        be written to, and the result is as long as residual.
+        """
+
+    def logits_part(self, rows: int) -> torch.Tensor | None:
+        """Where a rank puts its columns of the logits, [rows, ceil(vocab / ranks)]; None: too many rows."""
+
+    def gather_logits(self, rows: int, out: torch.Tensor | None) -> torch.Tensor:
+        """[rows, vocab] of all ranks, in `out` if it is given."""
+
+
 @dataclass(slots=True, frozen=True)
 class TensorParallel:
     """Rank `rank` of `size`. The collectives are injected by the runner; for one rank they do nothing."""
@@ -47,6 +96,8 @@ class TensorParallel:
     """Sum over ranks, [T, hidden] → the same shape; may work in place, the caller uses the result only."""
     all_gather: Callable[[torch.Tensor], torch.Tensor] = _identity
     """[R, n] of each rank → [R, size * n], ranks side by side in order."""
+    fabric: Fabric | None = None
+    """The faster way, where there is one; the two above work for any size."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:

@@ -84,17 +84,21 @@ def gemv(
     norm: tuple[torch.Tensor, float] | None = None,
     gated: bool = False,
     residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
     cut: tuple[int, int, int] | None = None,
 ) -> torch.Tensor:
     """x [1, in] (contiguous) times weight [out, in] → [1, out], or [1, out / 2] if `gated`.
 
     norm: weight [in] and epsilon of an RMSNorm of x. residual [1, out] is added to and overwritten: it is the
-    result. cut: (columns a tile, outputs a program, warps); the default is by trial on an H200
-    (benchmarks/gpu_skinny.py --rows 1 --tune).
+    result. out [1, out]: where the result goes, else. cut: (columns a tile, outputs a program, warps); the
+    default is by trial on an H200 (benchmarks/gpu_skinny.py --rows 1 --tune).
     """
     rows, width = weight.shape
     num_out = rows // 2 if gated else rows
-    out = residual if residual is not None else x.new_empty((1, num_out))
+    if residual is not None:
+        out = residual
+    elif out is None:
+        out = x.new_empty((1, num_out))
     norm_weight, eps = norm if norm is not None else (x, 0.0)
     if cut is None:
         tile = min(triton.next_power_of_2(width), _LARGEST_TILE)

@@ -211,17 +211,22 @@ def skinny(
     gated: bool = False,
     residual: torch.Tensor | None = None,
     next_norm: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
     shape: Shape | None = None,
 ) -> torch.Tensor:
     """x [R, in], 2 <= R <= 64, times weight [out, in] → [R, out], or [R, out / 2] if `gated`.
 
     norm: x is `space.scaled`, to be divided by the rms of the residual it came from. residual [R, out] is
     added to and overwritten, and `space.scaled` and `space.squares` are made of it with next_norm [out].
+    out: where the result goes, if there is no residual.
     """
     rows, width = x.shape
     num_out = weight.shape[0] // 2 if gated else weight.shape[0]
     shape = shape or Shape.of(num_out, width, gated)
-    out = residual if residual is not None else x.new_empty((rows, num_out))
+    if residual is not None:
+        out = residual
+    elif out is None:
+        out = x.new_empty((rows, num_out))
     tile = max(16, triton.next_power_of_2(rows))
     blocks = triton.cdiv(num_out, shape.outs)
     needed = blocks * shape.splits * shape.outs * tile * (2 if gated else 1)

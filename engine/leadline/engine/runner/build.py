@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +24,7 @@ from leadline.engine.runner.model_runner import ModelRunner, allocate_kv
 from leadline.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from leadline.engine.models.parallel import TensorParallel
     from leadline.engine.runner.parallel import ParallelRunner
     from leadline.engine.runner.parallel.group import RankGroup
 
@@ -122,7 +124,7 @@ def build_shard(
                 device=device,
                 tp_rank=0 if group is None else group.rank,
                 tp_size=config.tensor_parallel,
-                collectives=None if group is None else group.tensor_parallel(),
+                collectives=None if group is None else _collectives(config, group, model_config, dtype),
                 load_format=config.load_format,
                 progress=progress,
                 report=report,
@@ -137,22 +139,41 @@ def build_shard(
         if device.type == "cuda":
             report("capturing CUDA graphs", None, "")
         with out_of_memory_is_typed(config, "while capturing CUDA graphs"):
-            _capture(config, runner)
+            _capture(config, runner, group)
     return runner, length
 
 
+def _collectives(
+    config: EngineConfig, group: RankGroup, model_config: ModelConfig, dtype: torch.dtype
+) -> TensorParallel:
+    from leadline.engine.runner.parallel.fabric import FabricSpec
+
+    return group.tensor_parallel(
+        FabricSpec(
+            hidden=model_config.hidden_size,
+            vocab=model_config.vocab_size,
+            dtype=dtype,
+            max_tokens=config.max_num_batched_tokens,
+            max_rows=config.max_concurrent_requests,
+        )
+    )
+
+
+def _agree(group: RankGroup | None) -> Callable[[bool], bool]:
+    """What all ranks say: ranks that captured different graphs would wait for each other for ever."""
+    return bool if group is None else lambda opinion: bool(group.least(opinion))
+
+
 def _wants_graphs(config: EngineConfig) -> bool:
-    """Not over several ranks: collectives inside a graph are untried, and ranks that time steps to choose
-    which chunk lengths to capture could choose differently and wait for each other for ever."""
-    return not config.enforce_eager and config.tensor_parallel == 1
+    return not config.enforce_eager
 
 
 def _longest_chunk(config: EngineConfig, length: int) -> int:
     return min(config.max_num_batched_tokens, config.prefill_chunk or length, length)
 
 
-def _capture(config: EngineConfig, runner: ModelRunner) -> None:
-    graphs = runner.make_graphs(_longest_chunk(config, runner.max_model_len))
+def _capture(config: EngineConfig, runner: ModelRunner, group: RankGroup | None) -> None:
+    graphs = runner.make_graphs(_longest_chunk(config, runner.max_model_len), _agree(group))
     if graphs is None:
         return
     report = graphs.capture()
@@ -180,7 +201,7 @@ def _size_pool(
         with out_of_memory_is_typed(config, "in the profile run of the largest step"):
             available = gpu_kv_bytes(config, device, lambda: _profile(config, model, length, device))
             if _wants_graphs(config):
-                available -= _graph_bytes(config, model, length, device)
+                available -= _graph_bytes(config, model, length, device, group)
         if available < size:
             total = torch.cuda.mem_get_info(device)[1]
             need = (size - available) / total
@@ -252,7 +273,9 @@ def _profile(config: EngineConfig, model: CausalLM, length: int, device: torch.d
     runner.launch(plan).wait()
 
 
-def _graph_bytes(config: EngineConfig, model: CausalLM, length: int, device: torch.device) -> int:
+def _graph_bytes(
+    config: EngineConfig, model: CausalLM, length: int, device: torch.device, group: RankGroup | None
+) -> int:
     """Device memory that graphs will take: the largest are captured for real, and show what the pool that
     all of them share needs."""
     torch.cuda.synchronize(device)
@@ -260,7 +283,7 @@ def _graph_bytes(config: EngineConfig, model: CausalLM, length: int, device: tor
     before = torch.cuda.mem_get_info(device)[0]
     runner = _make_runner(config, _OneLayerView(model), 1, length, device)
     runner.model, runner.kv_cache = model, runner.kv_cache * model.num_layers
-    graphs = runner.make_graphs(_longest_chunk(config, length))
+    graphs = runner.make_graphs(_longest_chunk(config, length), _agree(group))
     need = 0
     if graphs is not None:
         graphs.capture(everything=False)

@@ -86,14 +86,17 @@ class DecodeGraphs:
         block_size: int,
         max_model_len: int,
         max_tokens: int,
+        agree: Callable[[bool], bool] = bool,
     ) -> None:
-        """max_tokens: most tokens of one chunk. Raises ValueError for a backend that cannot be captured."""
+        """max_tokens: most tokens of one chunk. agree: whether all ranks say so. Raises ValueError for a
+        backend that cannot be captured."""
         if backend.graph_padding is None:
             raise ValueError(f"attention backend {backend.name!r} cannot be captured in a CUDA graph")
         max_rows = len(tables.known)
         self.model, self.backend, self.kv_cache = model, backend, kv_cache
         self.tables, self.sampler = tables, sampler
         self.block_size, self.max_model_len = block_size, max_model_len
+        self.agree = agree
         self.sizes = graph_sizes(max_rows)
         device = tables.device
         self.buffers = DecodeBuffers(tables, max_rows, block_size, backend.graph_padding)

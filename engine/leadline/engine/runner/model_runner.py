@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,9 +77,9 @@ class ModelRunner:
         """Captured steps; None runs every step eagerly."""
         self.graph_report: CaptureReport | None = None
 
-    def make_graphs(self, max_tokens: int) -> DecodeGraphs | None:
+    def make_graphs(self, max_tokens: int, agree: Callable[[bool], bool] = bool) -> DecodeGraphs | None:
         """Graphs of this runner's steps of at most max_tokens tokens, none captured yet; None where steps
-        cannot be captured."""
+        cannot be captured. `agree`: whether all ranks say so."""
         if self.device.type != "cuda" or self.backend.graph_padding is None:
             return None
         try:
@@ -94,6 +95,7 @@ class ModelRunner:
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             max_tokens=max_tokens,
+            agree=agree,
         )
 
     @torch.inference_mode()

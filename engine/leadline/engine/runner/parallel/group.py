@@ -7,6 +7,7 @@ or a caller's own distributed code, are in nobody's way. Ranks meet through an u
 from __future__ import annotations
 
 import os
+import uuid
 from datetime import timedelta
 from typing import Any
 
@@ -16,11 +17,14 @@ from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOption
 
 from leadline.engine.errors import ConfigError
 from leadline.engine.models.parallel import TensorParallel
+from leadline.engine.runner.parallel.fabric import Fabric, FabricSpec, make_fabric
 
 __all__ = ["RankGroup"]
 
-_TIMEOUT = timedelta(minutes=5)
-"""How long ranks may be apart in one step. Death is noticed at once, by other means."""
+c10d: Any = torch._C._distributed_c10d
+_TIMEOUT = timedelta(minutes=30)
+"""How long ranks may be apart while they load. Death is noticed at once, a hang in a step soon, by other
+means (ranks.py)."""
 
 
 class RankGroup:
@@ -29,6 +33,8 @@ class RankGroup:
     def __init__(self, meeting_fd: int, rank: int, size: int, device: torch.device) -> None:
         """`meeting_fd`: the file all ranks share, see `ring.unnamed_file`. The caller may close it."""
         self.rank, self.size, self.device = rank, size, device
+        self.fabric: Fabric | None = None
+        self.aborted = False
         self._meeting = _Meeting(meeting_fd, rank, size, device)
         self._sum, self._least, self._gather = AllreduceOptions(), AllreduceOptions(), AllgatherOptions()
         self._least.reduceOp = ReduceOp.MIN
@@ -39,9 +45,15 @@ class RankGroup:
         self.least(0)
         self.all_gather(torch.zeros((1, 1), device=device))
 
-    def tensor_parallel(self) -> TensorParallel:
-        """What the model is built with."""
-        return TensorParallel(self.rank, self.size, self.all_reduce, self.all_gather)
+    def tensor_parallel(self, spec: FabricSpec) -> TensorParallel:
+        """What the model is built with. Call once, on all ranks."""
+        self.fabric = make_fabric(self, spec)
+        return TensorParallel(self.rank, self.size, self.all_reduce, self.all_gather, self.fabric)
+
+    def symmetric_memory(self, size: int) -> tuple[torch.Tensor, list[int]]:
+        """`size` bytes on each rank's GPU that all ranks can address: this rank's as uint8, and the address
+        at which this rank sees each rank's."""
+        return self._meeting.symmetric_memory(size)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum over ranks, in place; the same bits on every rank."""
@@ -68,6 +80,9 @@ class RankGroup:
 
         Gloo's need no help: they fail when a connection closes.
         """
+        self.aborted = True
+        if self.fabric is not None:
+            self.fabric.abort()
         if self.device.type == "cuda":
             self._meeting.backend.abort()
 
@@ -78,11 +93,40 @@ class _Meeting:
 
     def __init__(self, fd: int, rank: int, size: int, device: torch.device) -> None:
         self.fd = os.dup(fd)
+        self.rank, self.size, self.device = rank, size, device
+        self.store: Any = dist.FileStore(f"/proc/self/fd/{self.fd}", size)
         make = _gloo if device.type == "cpu" else _nccl
-        self.backend: Any = make(dist.FileStore(f"/proc/self/fd/{self.fd}", size), rank, size)
+        self.backend: Any = make(self.store, rank, size)
+        self._group: Any = None
+        self._name = ""
+
+    def symmetric_memory(self, size: int) -> tuple[torch.Tensor, list[int]]:
+        # We use no multicast, and setting it up can be forbidden where peer access is not.
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        self._register()
+        symmetric = c10d._SymmetricMemory
+        memory = symmetric.empty_strided_p2p((size,), (1,), torch.uint8, self.device, self._name)
+        self._handle = symmetric.rendezvous(memory, self._name)
+        return memory, list(self._handle.buffer_ptrs)
+
+    def _register(self) -> None:
+        """Symmetric memory finds the store by the name of a group; which table it looks into depends on
+        torch's version."""
+        if self._group is not None:
+            return
+        if self.rank == 0:
+            self.store.set("leadline/name", f"leadline-{uuid.uuid4().hex}")
+        self._name = self.store.get("leadline/name").decode()
+        store = dist.PrefixStore("symmetric", self.store)
+        self._group = c10d.ProcessGroup(store, self.rank, self.size)
+        self._group._set_group_name(self._name)
+        c10d._register_process_group(self._name, self._group)
+        c10d._SymmetricMemory.set_group_info(self._name, self.rank, self.size, store)
 
     def __del__(self) -> None:
-        self.backend = None
+        if self._group is not None:
+            c10d._unregister_process_group(self._name)
+        self._group = self.backend = self.store = None
         os.close(self.fd)
 
 
@@ -102,6 +146,9 @@ def _gloo(store: Any, rank: int, size: int) -> Any:
 def _nccl(store: Any, rank: int, size: int) -> Any:
     if not dist.is_nccl_available():
         raise ConfigError("tensor_parallel on CUDA needs a torch built with NCCL")
+    # Its own watchdogs end the process when a rank is late; ours raise an error that says which.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = _TIMEOUT
     return dist.ProcessGroupNCCL(store, rank, size, options)

@@ -30,6 +30,9 @@ __all__ = ["ParallelRunner", "build_parallel_runner"]
 logger = logging.getLogger("leadline.engine.runner")
 
 CHECK_VARIABLE = "LEADLINE_TP_CHECK"
+TIMEOUT_VARIABLE = "LEADLINE_TP_TIMEOUT"
+_STEP_SECONDS = {"cpu": 900.0, "cuda": 180.0}
+"""The longest step there may be; first ones compile kernels. The variable overrides it."""
 
 
 @dataclass(slots=True)
@@ -167,4 +170,5 @@ def build_parallel_runner(
     finally:
         os.close(meeting_fd)
         os.close(plans_fd)
+    ranks.supervise(float(os.environ.get(TIMEOUT_VARIABLE) or _STEP_SECONDS[device.type]))
     return ParallelRunner(config, runner, ranks, group, plans, check=check), length

@@ -7,6 +7,8 @@ the leader's next word is a typed error:
 
     worker dies ─▶ watch thread: note it, abort ─▶ main thread's collective fails or returns ─▶ `guard` raises
                                                    main thread stuck for 10 s              ─▶ the process ends
+
+A worker that hangs is found by the clock (`supervise`) and killed, from where on it is one that died.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from leadline.engine.errors import EngineDead, LeadlineError
 from leadline.engine.runner.parallel.messages import Failed, Hello, Loaded, Setup, decode_from_worker, encode
@@ -80,6 +84,8 @@ class Ranks:
         self.abort: Callable[[], None] = lambda: None
         """Called from a watch thread when a worker has died."""
         self._busy = False
+        self._busy_since = 0.0
+        self._hang: EngineDead | None = None
         self._changed = threading.Condition()
         self.workers: list[_Worker] = []
         self.close = weakref.finalize(self, _stop, self.workers)
@@ -105,6 +111,12 @@ class Ranks:
         """Take one acknowledgement of worker `index` (rank index + 1) out of its socket."""
         self.workers[index].receive()
 
+    def supervise(self, seconds: float) -> None:
+        """From here on, a step that takes longer than `seconds` is the end of the engine."""
+        threading.Thread(
+            target=_supervise, args=(weakref.ref(self), seconds), daemon=True, name="rank-supervisor"
+        ).start()
+
     # -- death -----------------------------------------------------------------------------------------------
 
     def check_alive(self) -> None:
@@ -121,7 +133,7 @@ class Ranks:
         Raises EngineDead; while building, whatever type the failing rank's error has.
         """
         self.check_alive()
-        self._busy = True
+        self._busy_since, self._busy = time.monotonic(), True
         try:
             yield
         except Exception as error:
@@ -142,6 +154,8 @@ class Ranks:
     def _explain(self, error: Exception, building: bool) -> LeadlineError:
         if building and isinstance(error, LeadlineError):
             return error
+        if self._hang is not None:
+            return self._hang
         if isinstance(error, LeadlineError):
             return EngineDead(str(error))
         with self._changed:
@@ -163,6 +177,17 @@ class Ranks:
             if worker.failed is None or worker.failed.kind not in _COLLECTIVE_FAILURES:
                 return worker
         return gone[0] if gone and not certain else None
+
+    def end_a_hang(self, seconds: float) -> None:
+        """Kill the workers if the leader has waited for `seconds` in one step."""
+        if not self._busy or time.monotonic() - self._busy_since < seconds:
+            return
+        stopped = [worker for worker in self.workers if _is_stopped(worker.process.pid)]
+        names = " and ".join(f"rank {worker.rank}" for worker in stopped or self.workers)
+        verb = "is stopped" if stopped else "or rank 0 hangs"
+        self._hang = EngineDead(f"a step has not ended within {seconds:g} s: {names} {verb}")
+        for worker in self.workers:
+            worker.process.kill()
 
     def note_exit(self, worker: _Worker, code: int) -> None:
         """From a watch thread: `worker` is gone."""
@@ -197,6 +222,21 @@ def _watch(ranks: weakref.ref[Ranks], worker: _Worker) -> None:
     code = worker.process.wait()
     if (owner := ranks()) is not None:
         owner.note_exit(worker, code)
+
+
+def _supervise(ranks: weakref.ref[Ranks], seconds: float) -> None:
+    while (owner := ranks()) is not None and owner.close.alive:
+        owner.end_a_hang(seconds)
+        del owner
+        time.sleep(min(seconds / 4, 1.0))
+
+
+def _is_stopped(pid: int) -> bool:
+    """By a signal or a debugger, where the system can be asked."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
 
 
 def _stop(workers: list[_Worker]) -> None:

@@ -1,0 +1,232 @@
+"""Two ranks on two GPUs against one, in each way that ranks can sum; and the death of a rank.
+
+float32 and a small model with the same weights for all.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from gpu_engine import compare
+from gpu_models import SHAPES, write_model, write_weights
+from leadline.engine import LLM, SamplingParams
+from leadline.engine.errors import EngineDead
+from leadline.engine.outputs import CompletionOutput
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+
+WAYS = {
+    "fabric": {},
+    "two shots": {"LEADLINE_TP_TWO_SHOT_BYTES": "1"},
+    "nccl": {"LEADLINE_TP_FABRIC": "0"},
+    "eager": {},
+}
+SETTINGS = {
+    "progress": False,
+    "dtype": "float32",
+    "attention_backend": "triton",
+    "block_size": 16,
+    "num_kv_blocks": 120,
+    "max_concurrent_requests": 13,
+    "max_num_batched_tokens": 256,
+    "max_model_len": 1024,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = write_model(tmp_path_factory.mktemp("tiny"), SHAPES["tiny"], "float32")
+    write_weights(made, SHAPES["tiny"], "float32")
+    return made
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path) -> LLM:
+    return LLM(str(folder), **SETTINGS)
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def two(request: pytest.FixtureRequest, folder: Path) -> Iterator[LLM]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEADLINE_TP_CHECK", "1")
+        patch.setenv("LEADLINE_TP_TIMEOUT", "60")
+        for name, value in WAYS[request.param].items():
+            patch.setenv(name, value)
+        llm = LLM(str(folder), tensor_parallel=2, enforce_eager=request.param == "eager", **SETTINGS)
+    assert (llm.core.runner.group.fabric is None) == (request.param == "nccl")
+    assert (llm.core.runner.runner.graphs is None) == (request.param == "eager")
+    yield llm
+    llm.core.runner.close()
+
+
+def prompts(count: int, longest: int, seed: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(12000) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+
+
+def runs(llm: LLM, given: list[list[int]], params: list[SamplingParams]) -> list[CompletionOutput]:
+    llm.reset_prefix_cache()
+    return [output.outputs[0] for output in llm.generate(given, params, use_tqdm=False)]
+
+
+def assert_equal_but_for_ties(found: list[CompletionOutput], expected: list[CompletionOutput]) -> None:
+    """Sums over two ranks round otherwise than one long sum, and attention rounds to tf32 after that."""
+    difference = compare(expected, found)
+    assert difference["worst_nats"] < 0.01, difference
+    assert difference["worst_gap"] < 0.01, difference
+    assert difference["sequences_equal"] >= 0.9 * difference["sequences"], difference
+
+
+def test_ragged_requests_get_the_tokens_of_one_gpu(one: LLM, two: LLM) -> None:
+    """With preemption, in steps of 1 to 13 rows and in chunks."""
+    given = prompts(30, 150, 1) + prompts(4, 700, 2)
+    rng = random.Random(2)
+    params = [
+        SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=rng.randint(1, 80), logprobs=8)
+        for _ in given
+    ]
+    before = two.core.stats().preemptions_total
+    assert_equal_but_for_ties(runs(two, given, params), runs(one, given, params))
+    assert two.core.stats().preemptions_total > before
+
+
+def test_ranks_draw_the_same_tokens(one: LLM, two: LLM) -> None:
+    """By the graph's kernels and by the eager sampler. LEADLINE_TP_CHECK compares every step."""
+    given = prompts(20, 100, 3)
+    kinds = [{"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.9, "top_k": 5, "min_p": 0.01}]
+    params = [
+        SamplingParams(seed=i, ignore_eos=True, max_tokens=20, **kinds[i % 3]) for i in range(len(given))
+    ]
+    first, again, single = (runs(llm, given, params) for llm in (two, two, one))
+    assert [run.token_ids for run in first] == [run.token_ids for run in again]
+    # A draw that lies on a boundary may fall the other way.
+    same = [run.token_ids == other.token_ids for run, other in zip(first, single, strict=True)]
+    assert sum(same) >= 17
+
+
+def test_a_lone_prompt_gets_the_tokens_of_one_gpu(one: LLM, two: LLM) -> None:
+    params = [SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=4, logprobs=8)]
+    found, expected = [], []
+    for count in (1, 2, 63, 64, 65, 200, 256, 300, 900):
+        given = prompts(1, 1, count)[0] * count
+        found += runs(two, [given], params)
+        expected += runs(one, [given], params)
+    assert_equal_but_for_ties(found, expected)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_dies_or_hangs_in_a_step_is_an_error_soon(
+    folder: Path, how: signal.Signals, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E24. Without the module's engines: one is ended here. Killed with NCCL, stopped with the fabric."""
+    if how == signal.SIGKILL:
+        monkeypatch.setenv("LEADLINE_TP_FABRIC", "0")
+    monkeypatch.setenv("LEADLINE_TP_TIMEOUT", "20")
+    llm = LLM(str(folder), tensor_parallel=2, **SETTINGS)
+    params = [SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=40)] * 8
+    llm.generate(prompts(8, 40, 3), params, use_tqdm=False)  # kernels are compiled
+    (worker,) = [psutil.Process(worker.process.pid) for worker in llm.core.runner.ranks.workers]
+    began = []
+
+    def strike() -> None:
+        began.append(time.monotonic())
+        worker.send_signal(how)
+
+    threading.Timer(0.5, strike).start()
+    params = [SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=900)] * 8
+
+    def generate() -> None:
+        while True:
+            llm.generate(prompts(8, 40, 3), params, use_tqdm=False)
+
+    with pytest.raises(EngineDead, match=r"rank 1 (was killed by SIGKILL|is stopped)"):
+        generate()
+    assert time.monotonic() - began[0] < (5 if how == signal.SIGKILL else 30)
+    assert not worker.is_running()
+    llm.core.runner.close()
+
+
+LEADER = """
+import sys
+from leadline.engine import LLM, SamplingParams
+llm = LLM(sys.argv[1], tensor_parallel=2, progress=False, attention_backend="triton", num_kv_blocks=100,
+          max_concurrent_requests=8, max_num_batched_tokens=256, max_model_len=1024)
+params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=500)
+llm.generate([[5, 6, 7]], params, use_tqdm=False)
+print("ready", flush=True)
+while True:
+    llm.generate([[5, 6, 7]], params, use_tqdm=False)
+"""
+
+
+def test_ranks_of_a_killed_leader_leave_their_gpus(folder: Path) -> None:
+    """E24, with two engines on the same GPUs: the other one goes on."""
+    free = torch.cuda.mem_get_info(1)[0]
+    command = [sys.executable, "-c", LEADER, str(folder)]
+    leaders = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for leader in leaders:
+            assert leader.stdout.readline() == b"ready\n"
+        workers = [psutil.Process(leader.pid).children() for leader in leaders]
+        assert [len(found) for found in workers] == [1, 1]
+        os.kill(leaders[0].pid, signal.SIGKILL)
+        assert not psutil.wait_procs(workers[0], timeout=10)[1]
+        assert leaders[1].poll() is None
+        assert workers[1][0].is_running()
+    finally:
+        for leader in leaders:
+            leader.kill()
+            leader.wait()
+    assert not psutil.wait_procs(workers[1], timeout=10)[1]
+    deadline = time.monotonic() + 10
+    while torch.cuda.mem_get_info(1)[0] < free - (64 << 20) and time.monotonic() < deadline:
+        time.sleep(0.1)  # the driver takes a moment to give memory back
+    assert torch.cuda.mem_get_info(1)[0] >= free - (64 << 20)
+
+
+def test_512_requests_of_1000_cached_tokens(folder: Path) -> None:
+    """E19. All of them enter with one plan."""
+    llm = LLM(
+        str(folder),
+        tensor_parallel=2,
+        **{**SETTINGS, "num_kv_blocks": 2000, "max_concurrent_requests": 512, "max_num_batched_tokens": 8192}
+        | {"max_model_len": 1100},
+    )
+    rng = random.Random(4)
+    prefix = [rng.randrange(12000) for _ in range(992)]
+    greedy = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=3)
+    llm.generate([[*prefix, 5]], greedy, use_tqdm=False)
+    given = [[*prefix, *(rng.randrange(12000) for _ in range(9))] for _ in range(512)]
+    outputs = llm.generate(given, greedy, use_tqdm=False)
+    assert {output.num_cached_tokens for output in outputs} == {992}
+    for index in (0, 77, 511):
+        alone = llm.generate([given[index]], greedy, use_tqdm=False)[0]
+        assert alone.outputs[0].token_ids == outputs[index].outputs[0].token_ids
+    llm.core.runner.close()
+
+
+def test_sums_over_ranks_agree_with_float64() -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "gpu_allreduce.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "agree with float64" in done.stdout
+    assert "agree to the bit" in done.stdout
