@@ -1,0 +1,271 @@
+"""One release through its life, with a real engine behind it: the chart of an older version, a Valkey of
+one's own, the numbers that dashboards ask for, and an upgrade under load.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import yaml
+from promql import TARGET_LABELS, ask, expressions, tell
+from real_cluster import CHART, Cluster, Namespace, values_here
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+PASSWORD = "a-Password.of_mine~1"
+SECRET = {
+    "apiVersion": "v1",
+    "kind": "Secret",
+    "metadata": {"name": "mine"},
+    "stringData": {"pass": PASSWORD},
+}
+SERVICE = {
+    "apiVersion": "serving.leadline.io/v1alpha1",
+    "kind": "InferenceService",
+    "metadata": {"name": "smollm2"},
+    "spec": {"model": "smollm2"},
+}
+LONG = "Sailors drop a lead line over the side to learn how deep the water is. " * 10
+KEYS = """
+import redis, sys
+print(*sorted(key.decode() for key in redis.Redis.from_url(sys.argv[1]).scan_iter("leadline:*")))
+"""
+
+
+def older_chart(folder: Path) -> Path:
+    chart = folder / "older"
+    shutil.copytree(CHART, chart)
+    described = yaml.safe_load((chart / "Chart.yaml").read_text())
+    (chart / "Chart.yaml").write_text(
+        yaml.safe_dump({**described, "version": "0.0.9", "appVersion": "0.0.9"})
+    )
+    return chart
+
+
+@contextmanager
+def installed(namespace: Namespace, name: str, chart: Path, values: dict[str, Any]) -> Iterator[None]:
+    try:
+        helm(namespace, "install", name, chart, values)
+        yield
+    finally:
+        namespace.cluster.helm(
+            "uninstall", name, "-n", namespace.name, "--wait", "--timeout=120s", check=False
+        )
+
+
+def helm(namespace: Namespace, verb: str, name: str, chart: Path, values: dict[str, Any]) -> None:
+    file = chart.parent / f"{name}-values.json" if chart != CHART else Path(f"/tmp/{namespace.name}.json")
+    file.write_text(json.dumps(values))
+    try:
+        namespace.cluster.helm(
+            verb, name, str(chart), "-n", namespace.name, "-f", str(file), "--wait", "--timeout=180s"
+        )
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{namespace.describe()}") from None
+    finally:
+        if chart == CHART:
+            file.unlink()
+
+
+@dataclass(slots=True)
+class Stream:
+    began: float
+    ended: float
+    pieces: int
+    finish: str | None
+    error: str = ""
+
+
+class Load:
+    """Streams, one after the other in each of a few threads, each over a connection of its own.
+
+    As many tokens each as take `seconds` alone: longer than a rollout takes where the machine is fast, and
+    not for ever where it is slow."""
+
+    def __init__(self, url: str, threads: int = 3, seconds: float = 12.0) -> None:
+        self._url, self._tokens = url, 8
+        first = self._one(0)
+        assert not first.error, first.error
+        self._tokens = min(max(round(8 * seconds / (first.ended - first.began)), 16), 500)
+        print(f"streams of {self._tokens} tokens")
+        self._stop = threading.Event()
+        self.streams: list[Stream] = []
+        self._pool = ThreadPoolExecutor(threads)
+        self._running = [self._pool.submit(self._run, number) for number in range(threads)]
+
+    def _run(self, number: int) -> None:
+        while not self._stop.is_set():
+            self.streams.append(self._one(number))
+
+    def _one(self, number: int) -> Stream:
+        done = Stream(time.monotonic(), 0.0, 0, None)
+        try:
+            with openai.OpenAI(
+                base_url=f"{self._url}/v1", api_key="none", max_retries=0, timeout=120
+            ) as client:
+                for chunk in client.chat.completions.create(
+                    model="smollm2",
+                    messages=[{"role": "user", "content": f"Tell me of the sea, part {number}."}],
+                    max_tokens=self._tokens,
+                    stream=True,
+                    extra_body={"ignore_eos": True},
+                ):
+                    if chunk.choices:
+                        done.pieces += 1
+                        done.finish = chunk.choices[0].finish_reason or done.finish
+        except openai.OpenAIError as error:
+            done.error = repr(error)
+        done.ended = time.monotonic()
+        return done
+
+    def stop(self) -> list[Stream]:
+        self._stop.set()
+        for future in self._running:
+            future.result(180)
+        return self.streams
+
+
+def condition(namespace: Namespace) -> dict[str, Any]:
+    found = namespace.get("isvc", "smollm2") or {}
+    conditions = found.get("status", {}).get("conditions", [])
+    return next((one for one in conditions if one["type"] == "Ready"), {})
+
+
+def pods(namespace: Namespace, selector: str) -> dict[str, dict[str, Any]]:
+    """uid → pod, those that are not leaving."""
+    return {
+        one["metadata"]["uid"]: one
+        for one in namespace.items("pods", selector)
+        if not one["metadata"].get("deletionTimestamp")
+    }
+
+
+def metrics(namespace: Namespace, selector: str, port: int) -> str:
+    """What a pod says at /metrics, by way of the API server."""
+    (pod,) = pods(namespace, selector).values()
+    path = f"/api/v1/namespaces/{namespace.name}/pods/{pod['metadata']['name']}:{port}/proxy/metrics"
+    return namespace.kubectl("get", "--raw", path)
+
+
+GATEWAY = "app.kubernetes.io/instance=r,app.kubernetes.io/component=gateway"
+OPERATOR = "app.kubernetes.io/instance=r,app.kubernetes.io/component=operator"
+ENGINE = "serving.leadline.io/service=smollm2"
+
+
+def test_an_upgrade_under_load_cuts_no_stream_and_leaves_engines_alone(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    old = older_chart(tmp_path)
+    with cluster.namespace("upgrade") as namespace:
+        namespace.kubectl("create", "-f", "-", text=json.dumps(SECRET))
+        # A Valkey that is not the release's own, with the password of a Secret: another release's, in fact.
+        store = values_here(
+            operator={"enabled": False},
+            gateway={"enabled": False},
+            valkey={"existingSecret": "mine", "existingSecretKey": "pass"},
+            networkPolicy={"enabled": False},
+            crds={"install": False},
+        )
+        values = values_here(
+            namespaced=True,
+            valkey={"enabled": False},
+            externalRedis={
+                "host": "store-leadline-valkey",
+                "passwordSecret": {"name": "mine", "key": "pass"},
+            },
+            gateway={"drainSeconds": 150},
+        )
+        with (
+            installed(namespace, "store", old, store),
+            installed(namespace, "r", old, values),
+        ):
+            namespace.kubectl("create", "-f", "-", text=json.dumps(SERVICE))
+            seconds = namespace.until("Ready", lambda: condition(namespace).get("status") == "True", 300)
+            print(f"Ready after {seconds:.1f} s")
+            url = namespace.node_port("r-leadline-gateway")
+            with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120) as client:
+                namespace.until(
+                    "the gateway names the model", lambda: [one.id for one in client.models.list()], 30
+                )
+                for _ in range(2):
+                    client.chat.completions.create(
+                        model="smollm2", messages=[{"role": "user", "content": LONG}], max_tokens=1
+                    )
+            told = tell(metrics(namespace, GATEWAY, 8080))
+            keys = namespace.python("keys", KEYS, f"redis://:{PASSWORD}@store-leadline-valkey:6379/0").split()
+            ours = f"leadline:{{{namespace.name}/smollm2}}:"
+            assert {f"{ours}events", f"{ours}pods"} <= set(keys), (
+                "the engine tells of its cache in that Valkey"
+            )
+            log = namespace.kubectl("logs", "deployment/r-leadline-gateway")
+            assert "counting in Redis at redis://store-leadline-valkey:6379/0" in log
+            assert PASSWORD not in log
+
+            # What dashboards and alerts ask for is what these processes tell.
+            for text in (metrics(namespace, ENGINE, 8000), metrics(namespace, OPERATOR, 8080)):
+                for name, labels in tell(text).series.items():
+                    told.series.setdefault(name, set()).update(labels)
+            for where, expression in expressions():
+                for name, matched in ask(expression).series.items():
+                    assert name in told.series, f"{where}: nobody has {name}"
+                    if told.series[name]:
+                        assert matched <= told.series[name] | TARGET_LABELS, f"{where}: {name}"
+
+            cluster.helm("test", "r", "-n", namespace.name, "--timeout", "60s")
+
+            before = {selector: pods(namespace, selector) for selector in (GATEWAY, OPERATOR, ENGINE)}
+            transition = condition(namespace)["lastTransitionTime"]
+            load = Load(url)
+            try:
+                namespace.until("streams are under way", lambda: running(namespace) >= 3, 60)
+                values["gateway"]["config"] = {"admission": {"max_queued": 999}}
+                values["operator"]["logLevel"] = "debug"
+                began = time.monotonic()
+                helm(namespace, "upgrade", "r", CHART, values)
+                print(f"upgraded in {time.monotonic() - began:.1f} s")
+                (gone,) = before[GATEWAY].values()
+                seconds = namespace.until(
+                    "the old gateway has left",
+                    lambda: namespace.get("pod", gone["metadata"]["name"]) is None,
+                    90,
+                )
+                left = time.monotonic()
+                print(f"the old gateway drained for {seconds:.1f} s after that")
+            finally:
+                streams = load.stop()
+            print(f"{len(streams)} streams, {sum(one.pieces for one in streams)} pieces")
+            assert [one for one in streams if one.error or one.finish != "length"] == []
+            across = [one for one in streams if one.began < began and one.ended > began]
+            assert len(across) == 3, "each thread had a stream under way when the upgrade began"
+            assert any(one.began > left for one in streams) or streams[-1].ended > left
+
+            after = {selector: pods(namespace, selector) for selector in (GATEWAY, OPERATOR, ENGINE)}
+            assert not set(before[GATEWAY]) & set(after[GATEWAY])
+            assert not set(before[OPERATOR]) & set(after[OPERATOR])
+            assert set(before[ENGINE]) == set(after[ENGINE]), "engines stay"
+            assert condition(namespace)["lastTransitionTime"] == transition, "Ready all the time"
+
+            # The new operator acts.
+            namespace.kubectl("delete", "isvc", "smollm2", "--wait=true", "--timeout=60s")
+            namespace.until("the engine is gone", lambda: not namespace.items("pods", ENGINE), 90)
+
+
+def running(namespace: Namespace) -> float:
+    """Sequences in the engine's batch."""
+    text = metrics(namespace, ENGINE, 8000)
+    return next(
+        float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.startswith("leadline_engine_running_requests ")
+    )
