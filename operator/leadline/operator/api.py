@@ -27,7 +27,8 @@ Object = dict[str, Any]
 
 _TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 AUTOSCALER_MANAGER = "leadline-autoscaler"
-_TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
+_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
+_CONNECTIONS = 64
 _WRITES = {"PATCH", "POST", "PUT", "DELETE"}
 
 
@@ -64,7 +65,7 @@ class ApiClient:
         self._scheme, self._token = info.scheme or "Bearer", info.token
         self._on_write = on_write
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=_tls(info), limit=32),
+            connector=aiohttp.TCPConnector(ssl=_tls(info), limit=_CONNECTIONS),
             headers={"User-Agent": "leadline-operator", "Accept": "application/json"},
             timeout=_TIMEOUT,
             trust_env=False,

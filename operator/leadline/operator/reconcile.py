@@ -7,6 +7,7 @@ so that it never acts for one that is gone or has changed.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 _REFUSAL_SECONDS = 60.0
+_LATE = {"Deployment", "Service", "PodDisruptionBudget"}
+"""Applied after what pods need to start and what protects them."""
 _EVENT = Kind("Event", "v1", "events")
 
 
@@ -113,13 +116,13 @@ class Reconciler:
     async def _foreign(self, key: Key, made: Plan) -> dict[tuple[str, str], Object]:
         """Objects in the way of those that are about to be created. The store holds only what carries our
         labels; an apply would take over what does not."""
-        found: dict[tuple[str, str], Object] = {}
         children = self._store.children(key)
-        for wanted in self._to_apply(key, made):
-            kind, name = BY_KIND[wanted["kind"]], wanted["metadata"]["name"]
-            if kind.kind == "Secret" or (kind.kind, name) in children:
-                continue
-            item = await self._api.find(kind, key[0], name)
+        places = [(BY_KIND[one["kind"]], one["metadata"]["name"]) for one in self._to_apply(key, made)]
+        unseen = [(kind, name) for kind, name in places if (kind.kind, name) not in children]
+        unseen = [(kind, name) for kind, name in unseen if kind.kind != "Secret"]
+        items = await asyncio.gather(*(self._api.find(kind, key[0], name) for kind, name in unseen))
+        found: dict[tuple[str, str], Object] = {}
+        for (kind, name), item in zip(unseen, items, strict=True):
             if item is None:
                 continue
             if service_of(kind, item) == key:
@@ -178,23 +181,14 @@ class Reconciler:
         return bool(self._to_apply(key, made) or made.delete or made.status != (service.get("status") or {}))
 
     async def _carry_out(self, key: Key, made: Plan) -> None:
-        for wanted in self._to_apply(key, made):
-            kind = BY_KIND[wanted["kind"]]
-            if wanted["kind"] == "Deployment":
-                await self._ranker.before(wanted, self._store.children(key), self._store.pods(key))
-            try:
-                answer = await self._api.apply(wanted, kind)
-            except ApiError as error:
-                if not error.is_permanent:
-                    raise
-                self._refusals[key] = _Refusal(str(error), digest(made.desired), time.monotonic())
+        """What pods need goes first, then the rest, all of it at once: a service is a few round trips."""
+        wanted = self._to_apply(key, made)
+        late = [one for one in wanted if one["kind"] in _LATE]
+        for stage in ([one for one in wanted if one not in late], late):
+            if not await self._apply(key, made, stage):
                 return
-            if HASH_ANNOTATION in wanted["metadata"].get("annotations", {}):
-                self._echoes.remember(wanted, answer)
-                self._store.put(kind, answer)
-        else:
-            if not self._to_apply(key, made):
-                self._refusals.pop(key, None)
+        if not self._to_apply(key, made):
+            self._refusals.pop(key, None)
         for child in made.delete:
             kind = BY_KIND[child["kind"]]
             await self._api.delete(child, kind)
@@ -202,6 +196,29 @@ class Reconciler:
             # Until the watch says what became of it; with a finalizer, which claims have, it stays for a
             # while.
             child["metadata"]["deletionTimestamp"] = "requested"
+
+    async def _apply(self, key: Key, made: Plan, stage: list[Object]) -> bool:
+        """Apply some objects. False if one was refused for good. Raises the first error of another kind,
+        after what succeeded has been taken in."""
+        for wanted in stage:
+            if wanted["kind"] == "Deployment":
+                await self._ranker.before(wanted, self._store.children(key), self._store.pods(key))
+        answers = await asyncio.gather(
+            *(self._api.apply(wanted, BY_KIND[wanted["kind"]]) for wanted in stage), return_exceptions=True
+        )
+        errors = []
+        for wanted, answer in zip(stage, answers, strict=True):
+            if isinstance(answer, BaseException):
+                errors.append(answer)
+            elif HASH_ANNOTATION in wanted["metadata"].get("annotations", {}):
+                self._echoes.remember(wanted, answer)
+                self._store.put(BY_KIND[wanted["kind"]], answer)
+        for error in errors:
+            if not (isinstance(error, ApiError) and error.is_permanent):
+                raise error
+        if errors:
+            self._refusals[key] = _Refusal(str(errors[0]), digest(made.desired), time.monotonic())
+        return not errors
 
     async def _report(self, service: Object, made: Plan) -> None:
         if made.status == (service.get("status") or {}):
