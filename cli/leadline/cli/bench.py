@@ -1,5 +1,5 @@
 """`leadline bench serve`: load on a running server, and what its clients see of it. (`leadline bench routing`
-is bench_routing's.)
+is bench_routing's, `leadline bench matrix` is matrix/'s.)
 
 Closed loop (`--concurrency` clients, each with one request at a time) or open loop (`--rate` requests per
 second, Poisson arrivals). Prompts are random words, cut to length by the server's own tokenizer, so that
@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from leadline.cli import bench_routing
+from leadline.cli import bench_routing, matrix
 from leadline.cli.http import Server, ServerError
 from leadline.cli.sse import post_events
 
@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     bench_routing.add_arguments(
         what.add_parser("routing", help="compare routing policies on real engines", allow_abbrev=False)
+    )
+    matrix.add_arguments(
+        what.add_parser("matrix", help="measure each technique of the engine, on and off", allow_abbrev=False)
     )
     serve = what.add_parser("serve", help="load a running server", allow_abbrev=False)
     serve.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
@@ -78,6 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.what == "routing":
         return bench_routing.run(args)
+    if args.what == "matrix":
+        return matrix.run(args)
     for name in ("requests", "concurrency", "prompt_tokens", "output_tokens"):
         if getattr(args, name) < 1:
             raise ServerError(f"--{name.replace('_', '-')} must be at least 1")

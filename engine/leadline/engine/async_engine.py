@@ -97,6 +97,7 @@ class AsyncEngine:
         """Use `AsyncEngine.start`."""
         self.config = config
         self.served_name = config.served_name or ""
+        self.profile_dir = config.profile_dir
         self.prefix_chain: PrefixChain | None = None
         self.max_model_len = 0
         self.tokenizer_bundle = b""
@@ -309,6 +310,11 @@ class AsyncEngine:
     async def reset_prefix_cache(self) -> int:
         """Forget all cached prefixes; returns the number of blocks dropped."""
         return await self._client.reset_prefix_cache()
+
+    async def profile(self, *, steps: int | None = None, seconds: float | None = None) -> wire.Profiled:
+        """Record a torch profiler trace of the core's next `steps` steps, or of so many seconds, into
+        `profile_dir`. The answer has a code where there is none: off, one running already, or failed."""
+        return await self._client.profile(steps, seconds)
 
     async def drain(self, seconds: float) -> int:
         """Admit nothing more, wait up to `seconds` for running requests, abort the rest; returns how many."""

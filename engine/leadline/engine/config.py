@@ -74,6 +74,11 @@ class EngineConfig:
     cpu_threads: int | None = None
     """torch intra-op threads on CPU; None: all cores this process may use."""
 
+    nvtx: bool = False
+    """Mark the phases of each step with NVTX ranges, for Nsight Systems."""
+    profile_dir: str | None = None
+    """Folder for the traces that POST /admin/profile records; None: it records none."""
+
     max_logprobs: int = 20
     max_n: int = 128
 

@@ -55,7 +55,7 @@ class CoreClient:
         self._rx.bind(f"ipc://{self.directory}/out")
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._calls: dict[int, asyncio.Future[int]] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
         self._next_call = 0
         self._stopping = False
         self._fatal: LeadlineError | None = None
@@ -105,14 +105,25 @@ class CoreClient:
             raise EngineDead("the engine is shutting down")
 
     async def reset_prefix_cache(self) -> int:
+        value: int = await self._call(wire.ResetPrefixCache)
+        return value
+
+    async def profile(self, steps: int | None, seconds: float | None) -> wire.Profiled:
+        """Have a trace recorded; the answer comes when it is written, or says why it is not."""
+        answer: wire.Profiled = await self._call(lambda call_id: wire.Profile(call_id, steps, seconds))
+        return answer
+
+    async def _call(self, message: Callable[[int], wire.ToCore]) -> Any:
+        """Send what `message` makes of a new call's number; return what the core answers to it."""
         self._next_call += 1
-        future: asyncio.Future[int] = self._loop.create_future()
-        self._calls[self._next_call] = future
+        call_id = self._next_call
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._calls[call_id] = future
         try:
-            self.send(wire.ResetPrefixCache(self._next_call))
+            self.send(message(call_id))
             return await future
         finally:
-            self._calls.pop(self._next_call, None)
+            self._calls.pop(call_id, None)
 
     async def stop(self, patience: float = 5.0) -> None:
         """Ask the core to leave, kill it if it has not within `patience` seconds, and remove the sockets."""
@@ -190,9 +201,10 @@ class CoreClient:
                 self.last_heartbeat, self.last_stats = at, stats
                 self.last_speeds = Speeds(prefill, decode)
             case wire.Reply(call_id, value):
-                future = self._calls.get(call_id)
-                if future is not None and not future.done():
-                    future.set_result(value)
+                self._answer(call_id, value)
+                return
+            case wire.Profiled(call_id):
+                self._answer(call_id, message)
                 return
             case wire.Resolved():
                 if not self.resolved.done():
@@ -207,6 +219,11 @@ class CoreClient:
                 self._fatal = wire.error_from_kind(kind, text)
                 return
         self._on_message(message)
+
+    def _answer(self, call_id: int, value: Any) -> None:
+        future = self._calls.get(call_id)
+        if future is not None and not future.done():
+            future.set_result(value)
 
 
 def _private_directory() -> str:

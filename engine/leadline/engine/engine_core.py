@@ -32,6 +32,7 @@ from leadline.engine.errors import EngineDead, RequestError
 from leadline.engine.messages import CoreOutput, CoreRequest
 from leadline.engine.models.base import CausalLM
 from leadline.engine.models.config import load_model_config
+from leadline.engine.profiling import Phases, nvtx_sink
 from leadline.engine.progress import ReportStage, no_report
 from leadline.engine.runner import build_runner
 from leadline.engine.runner.memory import oom_message
@@ -110,6 +111,9 @@ class EngineCore:
             listener=listener,
             speculative_max_batch=_DRAFTING_ROWS[self.runner.device.type],
         )
+        self.phases = Phases(nvtx_sink() if config.nvtx else None)
+        """Ranges around the phases of each step; its runner enters the ones that are its own."""
+        getattr(self.runner, "runner", self.runner).phases = self.phases
         overlap = config.overlap
         self.overlap = self.runner.device.type == "cuda" if overlap is None else overlap
         self._flights: deque[_Flight] = deque()
@@ -191,7 +195,8 @@ class EngineCore:
     def _step(self) -> list[CoreOutput]:
         if self._flights and self.scheduler.wants_to_draft:
             return self._read_oldest()
-        plan = self.scheduler.schedule(time.monotonic())
+        with self.phases("schedule"):
+            plan = self.scheduler.schedule(time.monotonic())
         if plan is not None:
             self._fill_masks(plan)
             if not self._flights:
@@ -206,12 +211,14 @@ class EngineCore:
 
     def _read_oldest(self) -> list[CoreOutput]:
         flight = self._flights[0]
-        result = flight.handle.wait()
+        with self.phases("wait"):
+            result = flight.handle.wait()
         now = time.monotonic()
         self._measure(flight.plan, now - self._last_read)
         self._last_read = now
         self._flights.popleft()
-        return self._deliver(self.scheduler.update(flight.plan, result, now))
+        with self.phases("postprocess"):
+            return self._deliver(self.scheduler.update(flight.plan, result, now))
 
     def _fill_masks(self, plan: StepPlan) -> None:
         for slot, request_id in self.scheduler.structured_rows():

@@ -36,6 +36,8 @@ from leadline.engine.core.block_pool import PoolListener
 from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.errors import EngineError, LeadlineError, OutOfMemory, RequestError
 from leadline.engine.messages import CoreOutput, CoreRequest
+from leadline.engine.profiling import Phases
+from leadline.engine.profiling.desk import TraceDesk
 from leadline.engine.publisher.changes import CacheChanges
 from leadline.engine.sampling_params import SamplingParams
 
@@ -141,7 +143,9 @@ def main(argv: list[str] | None = None) -> int:
         if start.cache_events:
             changes = CacheChanges()
             core.listen(changes)
-        CoreLoop(core, inbox, send, changes).run()
+        phases: Phases = getattr(core, "phases", None) or Phases()
+        traces = TraceDesk(start.config.profile_dir, phases, send)
+        CoreLoop(core, inbox, send, traces, changes).run()
         status = 0
     except Exception as error:
         _report_fatal(error, send)
@@ -161,9 +165,11 @@ class CoreLoop:
         core: Core,
         inbox: Any,
         send: Callable[[wire.FromCore], None],
+        traces: TraceDesk,
         changes: CacheChanges | None = None,
     ) -> None:
         self._core = core
+        self._traces = traces
         self._changes = changes
         self._inbox = inbox
         self._send = send
@@ -183,11 +189,13 @@ class CoreLoop:
                 return
             if core.has_work():
                 outputs = core.step()
+                self._traces.step_done()
                 # First: whoever has read a request's last token may count on its blocks being announced.
                 self._send_cache_change()
                 if outputs:
                     self._garbage = True
                     self._send(wire.Outputs(outputs))
+            self._traces.look()
             now = time.monotonic()
             # A loop that has just gone idle says so at once, so that gauges do not show a stale "running".
             if now >= self._next_heartbeat or (busy and not core.has_work()):
@@ -224,6 +232,8 @@ class CoreLoop:
                 dropped = self._core.reset_prefix_cache()
                 self._send_cache_change()
                 self._send(wire.Reply(call_id, dropped))
+            case wire.Profile():
+                self._traces.ask(message)
             case wire.Shutdown():
                 self._running = False
             case wire.Start():

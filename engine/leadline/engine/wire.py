@@ -1,7 +1,8 @@
 """The messages between an API process and its engine core process, as one tagged msgpack union each way.
 
-    API process ── Start, Add, Abort, ResetPrefixCache, Shutdown ──▶ core process
-                ◀── Progress, Resolved, Ready, Outputs, CacheChange, Rejected, Heartbeat, Reply, Fatal ──
+    API process ── Start, Add, Abort, ResetPrefixCache, Profile, Shutdown ──▶ core process
+                ◀── Progress, Resolved, Ready, Outputs, CacheChange, Rejected, Heartbeat, Reply, Profiled,
+                    Fatal ──
 
 Never pickled: a message that does not decode into one of these types is an error, not code.
 """
@@ -23,6 +24,8 @@ __all__ = [
     "FromCore",
     "Heartbeat",
     "Outputs",
+    "Profile",
+    "Profiled",
     "Progress",
     "Ready",
     "Rejected",
@@ -59,6 +62,14 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
 class ResetPrefixCache(msgspec.Struct, tag=True, frozen=True):
     call_id: int
+
+
+class Profile(msgspec.Struct, tag=True, frozen=True):
+    """Record a trace of so many steps, or seconds."""
+
+    call_id: int
+    steps: int | None = None
+    seconds: float | None = None
 
 
 class Shutdown(msgspec.Struct, tag=True, frozen=True):
@@ -133,6 +144,18 @@ class Reply(msgspec.Struct, tag=True, frozen=True):
     value: int
 
 
+class Profiled(msgspec.Struct, tag=True, frozen=True):
+    """Answer to Profile: the trace is in `path`; or `error` says why not."""
+
+    call_id: int
+    path: str = ""
+    steps: int = 0
+    seconds: float = 0.0
+    code: str | None = None
+    """profiling_off | profile_running | profile_failed; None: no error."""
+    error: str = ""
+
+
 class Fatal(msgspec.Struct, tag=True, frozen=True):
     """Last message: the core is about to exit because of this."""
 
@@ -140,8 +163,10 @@ class Fatal(msgspec.Struct, tag=True, frozen=True):
     message: str
 
 
-ToCore = Start | Add | Abort | ResetPrefixCache | Shutdown
-FromCore = Progress | Resolved | Ready | Outputs | CacheChange | Rejected | Heartbeat | Reply | Fatal
+ToCore = Start | Add | Abort | ResetPrefixCache | Profile | Shutdown
+FromCore = (
+    Progress | Resolved | Ready | Outputs | CacheChange | Rejected | Heartbeat | Reply | Profiled | Fatal
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_core = msgspec.msgpack.Decoder(ToCore)

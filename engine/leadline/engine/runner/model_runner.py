@@ -18,6 +18,7 @@ import torch
 from leadline.engine.attention import AttentionBackend
 from leadline.engine.core.plan import StepPlan
 from leadline.engine.models.base import CausalLM, KVWrite
+from leadline.engine.profiling import Phases
 from leadline.engine.runner.handle import RunnerHandle, start_copy
 from leadline.engine.runner.inputs import InputBuilder, StepInputs
 from leadline.engine.runner.prompt_logprobs import prompt_logprobs
@@ -76,6 +77,7 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         """Captured steps; None runs every step eagerly."""
         self.graph_report: CaptureReport | None = None
+        self.phases = Phases()
 
     def make_graphs(self, max_tokens: int, agree: Callable[[bool], bool] = bool) -> DecodeGraphs | None:
         """Graphs of this runner's steps of at most max_tokens tokens, none captured yet; None where steps
@@ -104,7 +106,10 @@ class ModelRunner:
         self.sampler.release(plan.released)
         self.sampler.enter(plan.entered)
         handle = RunnerHandle(plan.step_id, None, None)
-        step = None if self.graphs is None else self.graphs.run(plan)
+        step = None
+        if self.graphs is not None:
+            with self.phases("forward"):
+                step = self.graphs.run(plan)
         if step is None:
             self._launch_eager(plan, handle)
         elif len(step.slots):
@@ -123,9 +128,11 @@ class ModelRunner:
             handle.tokens = start_copy(step.tokens)
 
     def _launch_eager(self, plan: StepPlan, handle: RunnerHandle) -> None:
-        self.tables.apply(plan)
-        inputs = self.inputs.build(plan)
-        hidden, logits = self.compute(inputs)
+        with self.phases("prepare"):
+            self.tables.apply(plan)
+            inputs = self.inputs.build(plan)
+        with self.phases("forward"):
+            hidden, logits = self.compute(inputs)
         if logits is not None:
             self._sample(
                 plan,
@@ -152,9 +159,10 @@ class ModelRunner:
         positions: torch.Tensor,
     ) -> None:
         """Sample eagerly; leave the tokens in `last_token` and, on their way to the host, in the handle."""
-        tokens, logprobs = self.sampler.sample(logits, slots, device_slots, positions, plan.masks)
-        self.tables.last_token.index_copy_(0, device_slots, tokens)
-        handle.tokens = start_copy(tokens)
+        with self.phases("sample"):
+            tokens, logprobs = self.sampler.sample(logits, slots, device_slots, positions, plan.masks)
+            self.tables.last_token.index_copy_(0, device_slots, tokens)
+            handle.tokens = start_copy(tokens)
         if logprobs is not None:
             state = self.sampler.state
             rows = np.flatnonzero(state.flags[slots] & LOGPROBS)

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from leadline.engine.async_engine import AsyncEngine
-from leadline.engine.server import chat, completions, service
+from leadline.engine.server import chat, completions, profile, service
 from leadline.engine.server.generation import log_failure
 from leadline.engine.server.http import ApiError, ClientGone, api_error, error_response
 from leadline.engine.server.metrics import Metrics
@@ -45,6 +45,7 @@ _KEYED_ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/admin/tokenizer", service.tokenizer),
     ("POST", "/admin/reset_prefix_cache", service.reset_prefix_cache),
     ("POST", "/admin/warmup", service.warmup),
+    ("POST", "/admin/profile", profile.profile),
 ]
 
 

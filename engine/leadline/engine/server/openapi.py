@@ -11,6 +11,7 @@ from leadline.engine.server.service import leadline_version
 from leadline.protocol.errors import ErrorResponse
 from leadline.protocol.openai.chat import ChatCompletionRequest
 from leadline.protocol.openai.completion import CompletionRequest
+from leadline.protocol.openai.profile import ProfileRequest, ProfileResponse
 from leadline.protocol.openai.responses import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -35,6 +36,7 @@ __all__ = ["document"]
 _ERRORS = {
     400: "The request cannot be served as it stands; the message says what to change.",
     401: "No valid API key.",
+    403: "Switched off by the server's configuration.",
     404: "No model of that name.",
     413: "The body is too long.",
     429: "The queue is full; Retry-After says when to come back.",
@@ -74,6 +76,15 @@ _OPERATIONS: list[tuple[str, str, str, Any, Any, Any, tuple[int, ...]]] = [
         (401, 409, 500, 503),
     ),
     ("/admin/warmup", "post", "Fill the prefix cache", WarmupRequest, WarmupResponse, None, _GENERATE),
+    (
+        "/admin/profile",
+        "post",
+        "Record a trace of the engine core",
+        ProfileRequest,
+        ProfileResponse,
+        None,
+        (400, 401, 403, 409, 413, 500, 503),
+    ),
 ]
 
 

@@ -1,0 +1,120 @@
+"""`leadline bench matrix` on a tiny model with random weights: runs for real, in seconds."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leadline.cli.main import main
+from leadline.cli.matrix.makeup import PARTS, part_of_kernel
+from leadline.cli.matrix.techniques import TECHNIQUES, Machine
+from leadline.cli.matrix.workloads import Size, make
+
+ROOT = Path(__file__).parents[2]
+CPU = Machine(gpus=0, cores=2, fp8=False)
+RAN = ["dynamic batching", "prefix cache", "overlap scheduling", "n-gram speculation"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    spec = importlib.util.spec_from_file_location("gpu_models", ROOT / "benchmarks" / "gpu_models.py")
+    assert spec is not None
+    assert spec.loader is not None
+    models = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(models)
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    folder.mkdir()
+    return models.write_model(folder, models.SHAPES["tiny"], "float32")
+
+
+@pytest.fixture(scope="module")
+def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    folder = tmp_path_factory.mktemp("out")
+    names = ",".join([*RAN, "CUDA graphs", "FP8 weights"])
+    code = main(
+        [
+            *("bench", "matrix", str(tiny), "--load-format", "dummy", "--device", "cpu"),
+            *("--cpu-kv-bytes", str(1 << 24), "--max-model-len", "512", "--cpu-threads", "1"),
+            *("--requests", "4", "--prompt-tokens", "96", "--output-tokens", "12", "--rounds", "1"),
+            *("--techniques", names, "--json", str(folder / "r.json"), "--plot", str(folder / "r.png")),
+        ]
+    )
+    assert code == 0
+    return json.loads((folder / "r.json").read_text()), folder / "r.png"
+
+
+def test_every_technique_is_measured_on_and_off_or_said_not_to_run(measured) -> None:
+    result, _ = measured
+    assert set(result["techniques"]) == {*RAN, "CUDA graphs", "FP8 weights"}
+    for name in RAN:
+        entry = result["techniques"][name]
+        for side in ("off", "on"):
+            assert set(entry[side]) == {"ttft", "tpot", "throughput"}
+            assert min(entry[side].values()) > 0
+    assert "GPU" in result["techniques"]["CUDA graphs"]["not_run"]
+    assert "GPU" in result["techniques"]["FP8 weights"]["not_run"]
+
+
+def test_batching_brings_throughput(measured) -> None:
+    entry = measured[0]["techniques"]["dynamic batching"]
+    assert entry["on"]["throughput"] > entry["off"]["throughput"]
+
+
+def test_the_parts_of_a_latency_are_named_and_add_up_to_it(measured) -> None:
+    result, _ = measured
+    makeup = result["makeup"]
+    assert list(makeup) == list(PARTS)
+    assert min(makeup.values()) >= 0
+    for part in ("tokenize", "schedule", "attention", "other GPU", "sample", "detokenize"):
+        assert makeup[part] > 0, part
+    # Four requests of 12 tokens at once: their mean latency is close to the whole run's time.
+    entry = result["techniques"]["prefix cache"]["on"]
+    assert sum(makeup.values()) < 20 * (entry["ttft"] + 11 * entry["tpot"])
+
+
+def test_the_plot_is_a_picture(measured) -> None:
+    assert measured[1].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_technique_that_does_not_exist_is_refused_by_name(tiny: Path, capsys) -> None:
+    assert main(["bench", "matrix", str(tiny), "--techniques", "magic"]) == 1
+    assert "magic" in capsys.readouterr().err
+
+
+def test_what_a_machine_lacks_is_the_reason_given() -> None:
+    why = {technique.name: technique.cannot_run(CPU) for technique in TECHNIQUES}
+    assert why["CUDA graphs"] == "needs a GPU"
+    assert why["tensor parallel 2"] is None
+    assert "two GPUs" in (TECHNIQUES[2].cannot_run(Machine(1, 8, True)) or "")
+    assert all(technique.cannot_run(Machine(2, 8, True)) is None for technique in TECHNIQUES)
+
+
+def test_prompts_share_what_their_workload_says() -> None:
+    size = Size(requests=8, prompt_tokens=60, output_tokens=4)
+    shared = make("shared prefix", size, 10_000, 1)
+    assert len({tuple(prompt[:30]) for prompt in shared.prompts}) == 1
+    assert len({tuple(prompt[30:]) for prompt in shared.prompts}) == 8
+    assert {len(prompt) for prompt in shared.prompts} == {60}
+    assert make("shared prefix", size, 10_000, 2).prompts[0][:30] != shared.prompts[0][:30]
+    for prompt in make("copying", size, 10_000, 1).prompts:
+        assert prompt[:10] == prompt[10:20] == prompt[20:]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "part"),
+    [
+        ("decode_kernel", "attention"),
+        ("void flash::flash_fwd_splitkv_kernel<...>", "attention"),
+        ("Memcpy HtoD (Pinned -> Device)", "data movement"),
+        ("_fill_kernel", "data movement"),
+        ("pick_kernel", "sample"),
+        ("nvjet_tst_128x64_64x6_1x2_h_bz_TNT", "other GPU"),
+        ("gemv_kernel", "other GPU"),
+    ],
+)
+def test_kernels_are_told_apart_by_name(kernel: str, part: str) -> None:
+    assert part_of_kernel(kernel) == part
