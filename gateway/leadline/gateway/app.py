@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -24,7 +24,10 @@ from leadline.gateway.errors import NoPods
 from leadline.gateway.keys import KeyRing
 from leadline.gateway.metrics import GatewayMetrics
 from leadline.gateway.proxy.access_log import AccessLog
+from leadline.gateway.proxy.asgi import Receive, Scope, Send, serve_asgi
 from leadline.gateway.proxy.attempts import Dispatcher
+from leadline.gateway.proxy.deadlines import Deadlines
+from leadline.gateway.proxy.exchange import Exchange
 from leadline.gateway.proxy.gate import KeyGate
 from leadline.gateway.proxy.handler import PATHS, ProxyHandler
 from leadline.gateway.proxy.settings import ProxySettings
@@ -37,16 +40,13 @@ __all__ = ["Gateway", "proxy_settings"]
 
 logger = logging.getLogger("leadline.gateway")
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
 
 def proxy_settings(config: GatewayConfig, **changes: Any) -> ProxySettings:
     """The proxy's part of the configuration."""
     upstream, server = config.upstream, config.server
     values: dict[str, Any] = {
         "max_body_bytes": server.max_body_bytes,
+        "request_timeout": server.request_timeout_seconds,
         "connect_timeout": upstream.connect_timeout_seconds,
         "first_byte_timeout": upstream.first_byte_timeout_seconds,
         "idle_timeout": upstream.idle_timeout_seconds,
@@ -66,7 +66,8 @@ def proxy_settings(config: GatewayConfig, **changes: Any) -> ProxySettings:
 
 
 class Gateway:
-    """`__call__` is the ASGI application; its lifespan events start and stop everything."""
+    """Serve it with uvicorn and `ServerProtocol`. `__call__` is the ASGI application of everything but the
+    hot path; its lifespan events start and stop all of it."""
 
     def __init__(self, config: GatewayConfig, settings: ProxySettings | None = None) -> None:
         """Raises ConfigError; connects to nothing yet."""
@@ -80,14 +81,19 @@ class Gateway:
         self.draining = False
         self._rest = _rest_of_the_api(self)
         self._proxy: ProxyHandler | None = None
+        self.deadlines = Deadlines()
+        """Of clients' connections, for ServerProtocol."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] in PATHS and scope["method"] == "POST":
+    def respond(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
+        """What answers a request that came by ServerProtocol."""
+        if exchange.method == b"POST" and exchange.path in PATHS:
             proxy = self._proxy
             assert proxy is not None, "the lifespan has not started"
-            await proxy(scope, receive, send)
-        else:
-            await self._rest(scope, receive, send)
+            return proxy(exchange)
+        return serve_asgi(self._rest, exchange)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._rest(scope, receive, send)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -164,7 +170,7 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
     async def models(request: Request) -> Response:
         gate = KeyGate(gateway.keys)
         try:
-            principal = await gate.authenticate(request.headers.get("authorization"))
+            principal = await gate.authenticate_slow(request.headers.get("authorization"))
         except RequestError as error:
             return _error(error)
         cards = [card for card in gateway.table.model_cards() if principal.allows(card.id)]

@@ -68,7 +68,7 @@ class ServiceConfig(Strict):
     name: NonEmpty
     """<namespace>/<name>, as in its Redis keys."""
     model: str = ""
-    """Folder or hub name of the model, for its tokenizer; what the pods report when left out."""
+    """Folder of the model, for its tokenizer; a pod is asked for its own where there is none."""
     served_names: list[NonEmpty] = []
     """Names and aliases that clients may use, beside those that pods report."""
     policy: NonEmpty | None = None
@@ -143,6 +143,8 @@ class ServerConfig(Strict):
     port: Annotated[int, Meta(ge=0, le=65535)] = 8080
     workers: AtLeastOne = 1
     max_body_bytes: AtLeastOne = 32 << 20
+    request_timeout_seconds: Positive = 60.0
+    """From the first byte of a client's request to its last; a slower one is answered with 408."""
     shutdown_seconds: NonNegative = 30.0
     """Streams may go on so long after SIGTERM."""
     access_log: bool = True

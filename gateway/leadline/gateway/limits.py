@@ -57,6 +57,10 @@ class RateLimits:
         """Whether counting goes by Redis at present."""
         return self._shared is not None and self._shared.up
 
+    def apply_to(self, principal: Principal) -> bool:
+        """Whether the key has limits at all."""
+        return self._limits(principal) is not None
+
     async def take(self, principal: Principal, tokens: int) -> dict[str, str]:
         """Count a request that will take about so many tokens, prompt and output.
 

@@ -2,9 +2,11 @@
 
 Labels are bounded: services and pods we know, status codes, fixed reasons; never what a client sent. With
 several workers each counts into files of a shared directory (PROMETHEUS_MULTIPROC_DIR, set by main.py before
-this module is imported), and whichever worker is scraped adds them up.
+this module is imported), and whichever worker is scraped adds them up. What every request counts goes through
+tallies: the worker that is scraped shows its own at once, the others `FLUSH_SECONDS` later.
 """
 
+import asyncio
 import os
 from collections.abc import Iterable
 
@@ -13,8 +15,11 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from leadline.gateway.proxy.breaker import CircuitBreaker
 from leadline.gateway.services import Service
+from leadline.gateway.tallies import CountTally, GaugeTally, HistogramTally
 
-__all__ = ["GatewayMetrics", "ServiceMetrics"]
+__all__ = ["FLUSH_SECONDS", "GatewayMetrics", "ServiceMetrics"]
+
+FLUSH_SECONDS = 0.5
 
 _FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -143,6 +148,7 @@ class GatewayMetrics:
         )
         self._known: dict[str, ServiceMetrics] = {}
         self._circuits: set[tuple[str, str]] = set()
+        self._timer: asyncio.TimerHandle | None = None
 
     def service(self, name: str) -> "ServiceMetrics":
         """`name`: a service we know, or "" for requests that got no further."""
@@ -151,12 +157,25 @@ class GatewayMetrics:
             found = self._known[name] = ServiceMetrics(self, name)
         return found
 
+    def flush(self) -> None:
+        """Hand the tallies over."""
+        self._timer = None
+        for service in self._known.values():
+            service.flush()
+
+    def flush_soon(self) -> None:
+        """A tally has changed."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
+
     def parity(self, service: str, agrees: bool | None) -> None:
         """What comparing tokenizers showed."""
         self._agrees.labels(service).set(-1 if agrees is None else int(agrees))
 
     def refresh(self, services: Iterable[Service], now: float, waiting: dict[str, int] | None = None) -> None:
-        """Bring the gauges up to date; called every few seconds and before an answer to a scrape."""
+        """Bring everything up to date; called every few seconds and before an answer to a scrape."""
+        for one in self._known.values():
+            one.flush()
         seen = set()
         for service in services:
             name = service.name
@@ -192,9 +211,10 @@ class ServiceMetrics:
     __slots__ = (
         "_all",
         "_codes",
+        "_in_flight",
         "_name",
+        "_tallies",
         "actual",
-        "in_flight",
         "itl",
         "output",
         "predicted",
@@ -208,27 +228,54 @@ class ServiceMetrics:
     def __init__(self, all_metrics: GatewayMetrics, name: str) -> None:
         self._all = all_metrics
         self._name = name
-        self._codes: dict[int, Counter] = {}
-        self.seconds = all_metrics._seconds.labels(name)
-        self.ttft = all_metrics._ttft.labels(name)
-        self.itl = all_metrics._itl.labels(name)
-        self.routing = all_metrics._routing.labels(name)
-        self.queued = all_metrics._queued.labels(name)
-        self.predicted = all_metrics._predicted.labels(name)
-        self.actual = all_metrics._actual.labels(name)
-        self.prompt = all_metrics._prompt.labels(name)
-        self.output = all_metrics._output.labels(name)
-        self.in_flight = all_metrics.in_flight.labels(name)
+        self._codes: dict[int, CountTally] = {}
+        self.seconds = HistogramTally(all_metrics._seconds.labels(name))
+        self.ttft = HistogramTally(all_metrics._ttft.labels(name))
+        self.itl = HistogramTally(all_metrics._itl.labels(name))
+        self.routing = HistogramTally(all_metrics._routing.labels(name))
+        self.queued = HistogramTally(all_metrics._queued.labels(name))
+        self.predicted = CountTally(all_metrics._predicted.labels(name))
+        self.actual = CountTally(all_metrics._actual.labels(name))
+        self.prompt = CountTally(all_metrics._prompt.labels(name))
+        self.output = CountTally(all_metrics._output.labels(name))
+        self._in_flight = GaugeTally(all_metrics.in_flight.labels(name))
+        self._tallies: list[CountTally | GaugeTally | HistogramTally] = [
+            self.seconds,
+            self.ttft,
+            self.itl,
+            self.routing,
+            self.queued,
+            self.predicted,
+            self.actual,
+            self.prompt,
+            self.output,
+            self._in_flight,
+        ]
+
+    def began(self) -> None:
+        """A request is being served; `ended` and `over` follow."""
+        self._in_flight.value += 1
+        self._all.flush_soon()
+
+    def over(self) -> None:
+        """It is no longer being served."""
+        self._in_flight.value -= 1
 
     def ended(self, code: int) -> None:
         """A request ended with this status; 499: its client left."""
         counter = self._codes.get(code)
         if counter is None:
-            counter = self._codes[code] = self._all._requests.labels(self._name, str(code))
+            counter = self._codes[code] = CountTally(self._all._requests.labels(self._name, str(code)))
+            self._tallies.append(counter)
         counter.inc()
+        self._all.flush_soon()
 
     def retried(self, reason: str) -> None:
         self._all._retries.labels(self._name, reason).inc()
 
     def migrated(self, outcome: str) -> None:
         self._all._migrations.labels(self._name, outcome).inc()
+
+    def flush(self) -> None:
+        for tally in self._tallies:
+            tally.flush()

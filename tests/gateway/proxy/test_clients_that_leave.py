@@ -147,5 +147,5 @@ async def test_the_books_close_whatever_happens(seed: int) -> None:
             await asyncio.gather(*[ask(rig) for _ in range(12)])
         await rig.settled()
         for pod in rig.pods.values():
-            assert not pod.circuit.probing  # type: ignore[attr-defined]
+            assert not getattr(pod.circuit, "probing", False)  # a pod that was never asked has no breaker
         assert await rig.metric("in_flight_requests") == 0

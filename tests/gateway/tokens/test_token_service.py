@@ -55,6 +55,8 @@ async def check(service, request, identity=IDENTITY, salt=""):
         namespace = identity.namespace(cache_salt=salt)
         assert prompt.chain == [short(block) for block in chain(namespace, ids)]
         assert prompt.num_tokens == len(ids)
+    known = service.known(request, identity)
+    assert known is None or (known.ids, known.chain) == (found[0].ids, found[0].chain)
     return found
 
 
@@ -193,10 +195,10 @@ async def test_a_client_that_leaves_does_not_take_the_work_from_others(service):
 
 
 async def test_memory_is_bounded_and_answers_stay_right(tokenizer):
-    service = serve(tokenizer, memo_bytes=30_000, chain_memo_bytes=30_000)
+    service = serve(tokenizer, memo_bytes=30_000, chain_memo_bytes=30_000, prompt_memo_bytes=20_000)
     for turn in range(30):
         await check(service, chat(f"{turn} {LONG[: 400 * (turn % 7)]}", "ok", "go on"))
-        assert service.memo_bytes <= 60_000
+        assert service.memo_bytes <= 80_000
     service.close()
 
 
@@ -240,3 +242,37 @@ def test_a_load_report_and_a_model_card_name_the_same_namespace():
     assert IDENTITY.namespace(cache_salt="s", adapter="x") == wanted
     with pytest.raises(ValueError, match="format"):
         PrefixChain(format="other", model="m", revision="r", block_size=16).namespace()
+
+
+async def test_a_short_chat_that_comes_again_is_known_without_rendering_it(service, monkeypatch):
+    asked = chat("Hi", "Hello.", "What is the capital of France?")
+    assert service.known(asked, IDENTITY) is None
+    (first,) = await service.prompts(asked, IDENTITY)
+    monkeypatch.setattr(service.renderer, "render", None)
+    again = service.known(chat("Hi", "Hello.", "What is the capital of France?"), IDENTITY)
+    assert again is not None
+    assert (again.ids, again.chain, again.num_tokens) == (first.ids, first.chain, first.num_tokens)
+
+
+async def test_a_chat_that_differs_in_anything_the_prompt_depends_on_is_not_known(service):
+    await service.prompts(chat("Hi"), IDENTITY)
+    assert service.known(chat("Hi"), IDENTITY) is not None
+    others = [
+        chat("hi"),
+        chat("Hi", "Hi"),
+        chat("Hi", add_generation_prompt=False),
+        chat("Hi", cache_salt="tenant"),
+        chat("Hi", chat_template_kwargs={"enable_thinking": True}),
+        chat("Hi", resume_token_ids=[5]),
+    ]
+    for other in others:
+        assert service.known(other, IDENTITY) is None
+    assert service.known(chat("Hi", temperature=0.5), IDENTITY) is not None
+
+
+async def test_a_template_that_reads_the_clock_is_rendered_every_time(tokenizer):
+    renderer = ChatRenderer({"default": "{{ strftime_now('%f') }}{{ messages[0].content }}"}, {})
+    service = TokenService(tokenizer, renderer)
+    await service.prompts(chat("Hi"), IDENTITY)
+    assert service.known(chat("Hi"), IDENTITY) is None
+    service.close()

@@ -103,15 +103,19 @@ class Admission:
             door = self._doors[service] = Door(service, self.config)
         return door
 
-    async def _enter(self, ticket: Ticket) -> None:
+    def _ask(self, ticket: Ticket) -> bool:
         door, now = ticket._door, time.monotonic()
         ticket._held_from = now
         refusal = self._verdict(ticket, now)
         if refusal is not None:
             raise _counted(door, refusal)
-        if not len(door.queue) and self._room(door, now, enough=1) > 0:
-            self._let_in(ticket, now)
-            return
+        if len(door.queue) or self._room(door, now, enough=1) <= 0:
+            return False
+        self._let_in(ticket, now)
+        return True
+
+    async def _wait(self, ticket: Ticket) -> None:
+        door, now = ticket._door, time.monotonic()
         self._queue(ticket, now)
         turn = ticket._turn
         assert turn is not None

@@ -26,8 +26,10 @@ UNLIMITED = sys.maxsize
 
 def room(pod: Pod, now: float, *, concurrency: int = 0, pod_queue: int = 8) -> int:
     """Requests the pod can be given; 0 when it is saturated. `concurrency`: configured limit, 0 for none."""
-    requests, _, free_blocks = pod.load(now)
     report = pod.report
+    if report is None and not concurrency:
+        return UNLIMITED
+    requests, _, free_blocks = pod.load(now)
     if concurrency:
         left = concurrency - requests
     elif report is not None and report.max_concurrent_requests:

@@ -84,15 +84,31 @@ class Ticket:
             self._pending = False
             self._door.pending -= 1
 
+    def let_in(self) -> bool:
+        """Come in at once, if nobody waits and some pod has room; else wait for your `turn`. Raises as
+        entering the context does. Whoever was let in must `leave`, whatever happens."""
+        return self._admission._ask(self)
+
+    async def turn(self) -> None:
+        """Wait in the queue, after `let_in` has said no. Raises as entering the context does; then there is
+        nothing to leave."""
+        await self._admission._wait(self)
+
+    def leave(self) -> None:
+        """Give the place to the next one."""
+        self.routed()
+        if self._door.queue:
+            self._admission.changed(self._door.service)
+
     async def __aenter__(self) -> "Ticket":
-        await self._admission._enter(self)
+        if not self.let_in():
+            await self.turn()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.routed()
-        self._admission.changed(self._door.service)
+        self.leave()
 
 
 class Door:

@@ -9,16 +9,16 @@ chosen with `--policy NAME` (see registry.py).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from leadline.gateway.pods import Pod
 
 __all__ = ["Decision", "PodScore", "RouteRequest", "RoutingPolicy", "matched_tokens"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteRequest:
+class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What is known of a request when its pod is picked."""
 
     now: float
@@ -26,7 +26,7 @@ class RouteRequest:
     prompt_tokens: int
     max_tokens: int | None = None
     """Output tokens at most; None when the client set no limit."""
-    matched_blocks: Mapping[str, int] = field(default_factory=dict)
+    matched_blocks: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Pod id → leading blocks of the prompt it holds (ServiceIndex.match). Empty when nothing is known."""
     block_size: int = 64
     """Tokens a block."""
@@ -36,8 +36,7 @@ class RouteRequest:
     """The client asked for X-Leadline-Explain: score every pod, not only the one picked."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodScore:
+class PodScore(msgspec.Struct, frozen=True):
     """Why a pod was or was not picked. The four parts add up to `seconds`, if the policy estimates them."""
 
     pod: str
@@ -52,8 +51,7 @@ class PodScore:
     decode_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, eq=False):
     """The pod, and why."""
 
     pod: Pod

@@ -81,8 +81,11 @@ class PrefixPolicy:
         best = min(totals)
         limit = best + max(self.tie_seconds, best * self.tie_relative)
         near = [position for position, total in enumerate(totals) if total <= limit]
-        chosen = near[self._random.randrange(len(near))]
-        reason = f"soonest of {len(pods)}" if len(near) == 1 else f"{len(near)} of {len(pods)} about equal"
+        if len(near) == 1:
+            chosen, reason = near[0], f"soonest of {len(pods)}"
+        else:
+            chosen = near[int(self._random.random() * len(near))]
+            reason = f"{len(near)} of {len(pods)} about equal"
 
         def score(position: int) -> PodScore:
             pod = pods[position]

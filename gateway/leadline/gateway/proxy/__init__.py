@@ -2,14 +2,17 @@
 
 In reading order:
 
-    handler      raw ASGI: key, body, service, prompt, limits, door; errors; a client that leaves
-    body         what is read of a request, and how fields are added to it
-    routing      prompt chain, matches, the policy's choice
-    attempts     pods tried one after the other until the first byte
-    relay        the answer's way back: whole, streamed, moved
-    migration    one stream over several pods
-    upstream     HTTP/1.1 to pods
-    breaker, headers, events, gate, settings, call, access_log, tracing: their parts
+    server_protocol  HTTP/1.1 from clients, under uvicorn; timeouts, pipelining, a client that leaves
+    exchange         one request and its answer
+    handler          key, body, service, prompt, limits, door; errors
+    body             what is read of a request, and how fields are added to it
+    routing          prompt chain, matches, the policy's choice
+    attempts         pods tried one after the other until the first byte; attempt: one of them
+    relay            the answer's way back: whole, streamed, moved
+    migration        one stream over several pods
+    upstream         HTTP/1.1 to pods
+    asgi             the gateway's other routes
+    breaker, deadlines, headers, events, gate, settings, call, access_log, tracing: their parts
 
 Import the modules, not this package.
 """

@@ -5,8 +5,7 @@
       └── another pod ◀── lost, timeout, hangs ─┴─ 429, 502, 503, 504
 
 Room: gateway/proxy. Until the first piece is handed over nothing has gone to the client, so another pod may
-be tried (P14); after that only relay.py can say what may be done. An attempt opens a lease and takes the
-breaker's permission, and `close` gives back both exactly once (P16).
+be tried (P14); after that only relay.py can say what may be done.
 """
 
 import asyncio
@@ -18,9 +17,10 @@ from typing import TypeVar
 from leadline.gateway.admission.admission import Admission, Ticket
 from leadline.gateway.errors import DeadlinePassed, NoPods
 from leadline.gateway.pods import Pod
+from leadline.gateway.proxy.attempt import Attempt
 from leadline.gateway.proxy.body import amended
-from leadline.gateway.proxy.breaker import breaker_of
 from leadline.gateway.proxy.call import Call
+from leadline.gateway.proxy.deadlines import Deadlines
 from leadline.gateway.proxy.headers import header, request_head
 from leadline.gateway.proxy.routing import choose
 from leadline.gateway.proxy.settings import ProxySettings
@@ -34,7 +34,7 @@ from leadline.gateway.proxy.upstream import (
 )
 from leadline.protocol.errors import RequestError
 
-__all__ = ["Attempt", "BadGateway", "Dispatcher", "GatewayTimeout"]
+__all__ = ["BadGateway", "Dispatcher", "GatewayTimeout"]
 
 logger = logging.getLogger("leadline.gateway")
 
@@ -61,72 +61,23 @@ class GatewayTimeout(RequestError):
     type = "server_error"
 
 
-class Attempt:
-    """One request on one pod."""
-
-    __slots__ = (
-        "_breaker",
-        "_closed",
-        "_verdict",
-        "body",
-        "connection",
-        "headers",
-        "lease",
-        "pod",
-        "status",
-        "stream",
-    )
-
-    def __init__(self, dispatcher: "Dispatcher", call: Call, pod: Pod, prefill: int, blocks: int) -> None:
-        self.pod = pod
-        self.connection: Connection | None = None
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.body = b""
-        """What has come of the answer's body and was not passed on."""
-        self.stream = False
-        """The answer is a stream of events; else `body` is all of it, unless the connection has more."""
-        self._breaker = breaker_of(pod, dispatcher.settings)
-        self._verdict = False
-        self._closed = False
-        self._breaker.begin()
-        self.lease = pod.lease(prefill_tokens=prefill, blocks=blocks, now=time.monotonic())
-
-    def succeeded(self) -> None:
-        self._verdict = True
-        self._breaker.succeeded()
-
-    def failed(self) -> None:
-        if not self._verdict:
-            self._verdict = True
-            if self._breaker.failed(time.monotonic()):
-                logger.warning("circuit of pod %s opened", self.pod.id)
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self.lease.close()
-        if not self._verdict:
-            self._breaker.abandoned()
-        if self.connection is not None:
-            self.connection.release()
-            self.connection = None
-
-
 class Dispatcher:
     """Sends calls to pods. Holds the connection pools; one an event loop."""
 
     def __init__(self, settings: ProxySettings, admission: Admission) -> None:
         self.settings = settings
         self.admission = admission
+        self.deadlines = Deadlines()
+        """Of the connections to pods."""
         self._pools: dict[str, Pool] = {}
         self._probes: dict[str, asyncio.Future[bool]] = {}
 
     def pool(self, address: str) -> Pool:
         pool = self._pools.get(address)
         if pool is None:
-            pool = self._pools[address] = Pool(address, connect_seconds=self.settings.connect_timeout)
+            pool = self._pools[address] = Pool(
+                address, self.deadlines, connect_seconds=self.settings.connect_timeout
+            )
         return pool
 
     def forget(self, pods: set[str]) -> None:
@@ -138,6 +89,7 @@ class Dispatcher:
         for probe in list(self._probes.values()):
             probe.cancel()
         self.forget(set())
+        self.deadlines.close()
 
     async def answer(
         self,
@@ -201,7 +153,7 @@ class Dispatcher:
         call.picking_seconds += now - began
         missing = max(0, prompt.tokens - matched)
         # Last, so that nothing can fail between opening the lease and handing over what closes it.
-        return Attempt(self, call, pod, missing, -(-missing // service.block_size))
+        return Attempt(pod, self.settings, missing, -(-missing // service.block_size))
 
     async def _run(
         self, call: Call, attempt: Attempt, extra: dict[str, object]
@@ -276,32 +228,38 @@ class Dispatcher:
         until = time.monotonic() + settings.first_byte_timeout
         if call.deadline is not None:
             until = min(until, call.deadline)
-        status = await self._send(attempt, head, body, until)
-        connection = attempt.connection
-        assert connection is not None
-        attempt.status, attempt.headers = status, connection.headers
+        connection = await self._send(attempt, head, body, until)
+        status = attempt.status = connection.status
+        attempt.headers = connection.headers
         kind = header(attempt.headers, b"content-type") or b""
         attempt.stream = status == 200 and kind.startswith(b"text/event-stream")
-        pieces, size = [], 0
-        while True:
-            data = await self.patiently(connection.read, pod, until - time.monotonic())
-            if data:
-                pieces.append(data)
-                size += len(data)
-            if attempt.stream or not data or size > _HELD_BODY:
-                break
-        attempt.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        data = connection.taken()
+        if not data or not (attempt.stream or connection.complete):
+            data = await self._first_of(attempt, connection, data, until)
+        attempt.body = data
         attempt.lease.first_token()
         return self._judge(call, attempt, status)
 
-    async def _send(self, attempt: Attempt, head: bytes, body: bytes, until: float) -> int:
+    async def _first_of(self, attempt: Attempt, connection: Connection, data: bytes, until: float) -> bytes:
+        """The first piece of a stream; of other answers all, or enough. `data`: what has come of it."""
+        pieces, size = [data], len(data)
+        while piece := await self.patiently(connection.read, attempt.pod, until):
+            pieces.append(piece)
+            size += len(piece)
+            if attempt.stream or size > _HELD_BODY:
+                break
+        return b"".join(pieces)
+
+    async def _send(self, attempt: Attempt, head: bytes, body: bytes, until: float) -> Connection:
+        """The connection on which the pod has begun to answer."""
         pool = self.pool(attempt.pod.address)
-        fresh = False
+        connection = pool.idle() or await pool.take(fresh=True)
         while True:
-            connection = attempt.connection = await pool.take(fresh=fresh)
+            attempt.connection = connection
             connection.send(head, body)
             try:
-                return await self.patiently(connection.answered, attempt.pod, until - time.monotonic())
+                await self.patiently(connection.answered, attempt.pod, until)
+                return connection
             except UpstreamLost:
                 # A connection kept alive may have been closed by the pod at the moment we used it.
                 stale = connection.used > 1 and not connection.answering
@@ -309,18 +267,16 @@ class Dispatcher:
                 attempt.connection = None
                 if not stale:
                     raise
-                fresh = True
+            connection = await pool.take(fresh=True)
 
-    async def patiently(self, wait: Callable[[float], Awaitable[T]], pod: Pod, seconds: float) -> T:
-        """`wait` for up to so long, but leave a pod that has stopped answering anything."""
-        settings = self.settings
-        ends = time.monotonic() + seconds
+    async def patiently(self, wait: Callable[[float], Awaitable[T]], pod: Pod, until: float) -> T:
+        """`wait` until then, but leave a pod that has stopped answering anything."""
         while True:
-            left = ends - time.monotonic()
+            soon = time.monotonic() + self.settings.probe_after
             try:
-                return await wait(min(left, settings.probe_after))
+                return await wait(soon if soon < until else until)
             except UpstreamTimeout:
-                if time.monotonic() >= ends - 0.001:
+                if time.monotonic() >= until - 0.001:
                     raise
             if not await self._alive(pod):
                 raise UpstreamTimeout(f"pod {pod.id} answers nothing, not even /health")
@@ -340,7 +296,7 @@ class Dispatcher:
             async with asyncio.timeout(self.settings.probe_timeout):
                 connection = await self.pool(address).take(fresh=True)
                 connection.send(b"GET /health HTTP/1.1\r\nhost: %s\r\n\r\n" % address.encode(), b"")
-                await connection.answered(self.settings.probe_timeout)
+                await connection.answered(time.monotonic() + self.settings.probe_timeout)
                 return True
         except (UpstreamError, TimeoutError):
             return False

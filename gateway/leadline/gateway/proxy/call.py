@@ -1,7 +1,8 @@
 """One client request while it is served: what came, what was decided, and the books that are closed once."""
 
 import time
-from dataclasses import dataclass, field
+
+import msgspec
 
 from leadline.gateway.metrics import ServiceMetrics
 from leadline.gateway.policies.base import Decision
@@ -15,8 +16,7 @@ __all__ = ["Call"]
 Headers = list[tuple[bytes, bytes]]
 
 
-@dataclass(slots=True, eq=False)
-class Call:
+class Call(msgspec.Struct, eq=False, kw_only=True):
     path: bytes
     headers: Headers
     client: str | None
@@ -30,7 +30,7 @@ class Call:
     deadline: float | None = None
     seed: int | None = None
     """Given to streams that may move, where the client gave none."""
-    extra_headers: Headers = field(default_factory=list)
+    extra_headers: Headers = msgspec.field(default_factory=list)
     """For the answer: X-RateLimit-*."""
 
     decision: Decision | None = None
@@ -59,7 +59,7 @@ class Call:
     def close(self) -> None:
         """Count the request; called once, whatever happened."""
         metrics = self.metrics
-        metrics.in_flight.dec()
+        metrics.over()
         metrics.ended(self.status)
         metrics.seconds.observe(time.monotonic() - self.arrived)
         usage = self.usage

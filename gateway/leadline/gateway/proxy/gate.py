@@ -17,12 +17,18 @@ class KeyGate:
         self._keys = keys or KeyRing()
         self._limits = limits
 
-    async def authenticate(self, authorization: str | None) -> Principal:
+    @property
+    def checks_slowly(self) -> bool:
+        """Some key can be checked in a thread only: use `authenticate_slow`."""
+        return self._keys.has_slow_keys
+
+    def authenticate(self, authorization: str | None) -> Principal:
         """Raises InvalidKey (401)."""
-        keys = self._keys
-        if keys.has_slow_keys:
-            return await keys.authenticate_slow(authorization)
-        return keys.authenticate(authorization)
+        return self._keys.authenticate(authorization)
+
+    async def authenticate_slow(self, authorization: str | None) -> Principal:
+        """Raises InvalidKey (401). Right whether or not `checks_slowly`."""
+        return await self._keys.authenticate_slow(authorization)
 
     def check_model(self, principal: Principal, model: str | None, service: Service) -> None:
         """Raises ModelForbidden (403). A request that names no model means the only service there is: then
@@ -35,6 +41,10 @@ class KeyGate:
         names = [*service.served_names, *service.reported_names(), service.name]
         if not any(principal.allows(name) for name in names):
             principal.require(names[0])
+
+    def limits(self, principal: Principal) -> bool:
+        """Whether requests of this key are counted."""
+        return self._limits is not None and self._limits.apply_to(principal)
 
     async def take(self, principal: Principal, tokens: int) -> dict[str, str]:
         """Count the request against its key's minute; X-RateLimit-* headers. Raises RateLimited (429)."""

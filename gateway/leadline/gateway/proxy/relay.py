@@ -13,16 +13,19 @@ import msgspec
 
 from leadline.gateway.errors import DeadlinePassed, NoPods
 from leadline.gateway.explain import explanation
-from leadline.gateway.proxy.attempts import Attempt, BadGateway, Dispatcher, GatewayTimeout
+from leadline.gateway.pods import Pod
+from leadline.gateway.proxy.attempt import Attempt
+from leadline.gateway.proxy.attempts import BadGateway, Dispatcher, GatewayTimeout
 from leadline.gateway.proxy.call import Call
 from leadline.gateway.proxy.events import event
+from leadline.gateway.proxy.exchange import Exchange
 from leadline.gateway.proxy.headers import header, response_headers
 from leadline.gateway.proxy.migration import MovableStream, PodFailed
-from leadline.gateway.proxy.upstream import UpstreamError, UpstreamLost
+from leadline.gateway.proxy.upstream import Connection, UpstreamError, UpstreamLost
 from leadline.protocol.errors import encode_error
 from leadline.protocol.openai.common import Usage
 
-__all__ = ["Client", "relay"]
+__all__ = ["relay"]
 
 logger = logging.getLogger("leadline.gateway")
 
@@ -38,28 +41,11 @@ _answers = msgspec.json.Decoder(_Answer)
 _usages = msgspec.json.Decoder(Usage)
 
 
-class Client:
-    """The client's side of an exchange: ASGI's `send`, and what was sent."""
-
-    __slots__ = ("_send", "finished", "started")
-
-    def __init__(self, send: object) -> None:
-        self._send = send
-        self.started = False
-        self.finished = False
-
-    async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})  # type: ignore[operator]
-
-    async def write(self, body: bytes, *, more: bool) -> None:
-        if not more:
-            self.finished = True
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})  # type: ignore[operator]
-
-
-async def relay(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Client) -> None:
+async def relay(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Exchange) -> None:
     """Pass the answer on and close the attempt."""
+    if not attempt.stream and (attempt.connection is None or attempt.connection.complete):
+        _at_once(call, attempt, client)
+        return
     try:
         if attempt.stream and dispatcher.movable(call, attempt.pod):
             attempt = await _movable(dispatcher, call, attempt, client)
@@ -71,44 +57,40 @@ async def relay(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Cl
         attempt.close()
 
 
-async def _whole(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Client) -> None:
-    """An answer that is no stream. Refusals of other attempts have no connection any more."""
-    status, headers = attempt.status, attempt.headers
+def _at_once(call: Call, attempt: Attempt, client: Exchange) -> None:
+    """An answer that is here already. Refusals of other attempts have no connection any more."""
+    status, headers, body = attempt.status, attempt.headers, attempt.body
+    attempt.close()
     call.status = status
+    if status == 200 and header(headers, b"content-encoding") is None:
+        call.usage = _usage_of(body)
+    client.answer(status, _decorated(call, response_headers(headers, keep_length=False)), body)
+
+
+async def _whole(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Exchange) -> None:
+    """An answer that is no stream, and so long that it is passed on as it comes."""
+    call.status = attempt.status
     connection = attempt.connection
-    whole = connection is None or connection.complete
-    plain = header(headers, b"content-encoding") is None
-    if whole:
-        length = (b"content-length", b"%d" % len(attempt.body))
-        out = response_headers(headers, keep_length=False)
-        if status not in (204, 304):
-            out.append(length)
-        if status == 200 and plain:
-            call.usage = _usage_of(attempt.body)
-        attempt.close()  # the pod is free before the client has read
-        await client.start(status, _decorated(call, out))
-        await client.write(attempt.body, more=False)
-        return
-    await client.start(status, _decorated(call, response_headers(headers, keep_length=True)))
-    await client.write(attempt.body, more=True)
     assert connection is not None
-    while data := await dispatcher.patiently(connection.read, attempt.pod, dispatcher.settings.idle_timeout):
+    client.start(attempt.status, _decorated(call, response_headers(attempt.headers, keep_length=True)))
+    await client.write(attempt.body, more=True)
+    while data := await _next_piece(dispatcher, connection, attempt.pod):
         await client.write(data, more=True)
     await client.write(b"", more=False)
 
 
-async def _stream(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Client) -> None:
+async def _stream(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Exchange) -> None:
     """A stream that stays where it is: bytes as they come."""
     connection = attempt.connection
     assert connection is not None
-    await _start_stream(call, attempt, client)
+    _start_stream(call, attempt, client)
     data, tail = attempt.body, b""
     try:
         while data:
             call.piece()
             await client.write(data, more=True)
             tail = (tail + data)[-_TAIL:]
-            data = await dispatcher.patiently(connection.read, attempt.pod, dispatcher.settings.idle_timeout)
+            data = await _next_piece(dispatcher, connection, attempt.pod)
     except UpstreamError as error:
         attempt.failed()
         await _break_off(call, client, f"the pod was lost in mid-stream: {error}")
@@ -123,7 +105,7 @@ async def _stream(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: 
     await client.write(b"", more=False)
 
 
-async def _movable(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Client) -> Attempt:
+async def _movable(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Exchange) -> Attempt:
     """A stream that goes on elsewhere when its pod dies. Returns the last attempt."""
     stream = MovableStream(call.incoming)
     data = attempt.body
@@ -133,14 +115,12 @@ async def _movable(dispatcher: Dispatcher, call: Call, attempt: Attempt, client:
                 out = stream.push(data)
                 if out:
                     if not client.started:
-                        await _start_stream(call, attempt, client)
+                        _start_stream(call, attempt, client)
                     call.piece()
                     await client.write(out, more=True)
                 connection = attempt.connection
                 assert connection is not None
-                data = await dispatcher.patiently(
-                    connection.read, attempt.pod, dispatcher.settings.idle_timeout
-                )
+                data = await _next_piece(dispatcher, connection, attempt.pod)
                 if not data:
                     if stream.done:
                         break
@@ -210,7 +190,13 @@ async def _move(dispatcher: Dispatcher, call: Call, lost: Attempt, stream: Movab
         await asyncio.sleep(0.1)
 
 
-async def _start_stream(call: Call, attempt: Attempt, client: Client) -> None:
+async def _next_piece(dispatcher: Dispatcher, connection: Connection, pod: Pod) -> bytes:
+    """b"" at the end."""
+    until = time.monotonic() + dispatcher.settings.idle_timeout
+    return connection.taken() or await dispatcher.patiently(connection.read, pod, until)
+
+
+def _start_stream(call: Call, attempt: Attempt, client: Exchange) -> None:
     call.status = attempt.status
     headers = [
         pair
@@ -220,17 +206,16 @@ async def _start_stream(call: Call, attempt: Attempt, client: Client) -> None:
     headers.append((b"x-accel-buffering", b"no"))
     if header(headers, b"cache-control") is None:
         headers.append((b"cache-control", b"no-cache"))
-    await client.start(attempt.status, _decorated(call, headers))
+    client.start(attempt.status, _decorated(call, headers))
 
 
-async def _break_off(call: Call, client: Client, message: str) -> None:
+async def _break_off(call: Call, client: Exchange, message: str) -> None:
     """End a stream that cannot be saved in a way that clients notice: an error event and no [DONE]."""
     logger.error("%s (%s)", message, call.service.name)
     call.status = 502
     error = encode_error("the pod was lost in mid-stream", type="server_error", code="upstream_lost")
     if not client.started:
-        await client.start(502, [(b"content-type", b"application/json")])
-        await client.write(error, more=False)
+        client.answer(502, [(b"content-type", b"application/json")], error)
         return
     await client.write(event(error), more=False)
 

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from leadline.gateway.pods import Pod
 from leadline.gateway.policies.base import Decision, RouteRequest
@@ -10,12 +11,12 @@ from leadline.gateway.proxy.body import Incoming, invalid
 from leadline.gateway.services import Service
 from leadline.gateway.tokens.approximate import BYTES_PER_TOKEN, ApproximateTokens
 from leadline.protocol.chain import ChainNamespace
+from leadline.protocol.load import LoadReport
 
-__all__ = ["RoutedPrompt", "choose", "read_prompt"]
+__all__ = ["RoutedPrompt", "choose", "known_prompt", "read_prompt"]
 
 
-@dataclass(slots=True)
-class RoutedPrompt:
+class RoutedPrompt(msgspec.Struct):
     """What routing knows of a prompt."""
 
     chain: Sequence[int]
@@ -26,17 +27,37 @@ class RoutedPrompt:
     """The chain is the engine's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Unreported:
+class _Unreported(msgspec.Struct, frozen=True):
     """Stands in for a load report while no pod has sent one."""
 
     model: str
     block_size: int
+    revision: str = ""
+    max_model_len: int = 0
 
     def namespace(self, *, cache_salt: str = "", adapter: str = "") -> ChainNamespace:
         return ChainNamespace(
             model=self.model, revision="", adapter=adapter, cache_salt=cache_salt, block_size=self.block_size
         )
+
+
+def known_prompt(service: Service, incoming: Incoming) -> RoutedPrompt | None:
+    """The prompt, where it is known without waiting for anything; else `read_prompt` says it."""
+    tokens, full = service.tokens, incoming.full
+    if tokens is None or full is None:
+        return None
+    if isinstance(tokens, ApproximateTokens):
+        prompts = tokens.pieces(full, _identity(service))
+        return RoutedPrompt(prompts[0].chain, sum(prompt.num_tokens for prompt in prompts), False)
+    prompt = tokens.known(full, _identity(service))
+    return None if prompt is None else RoutedPrompt(prompt.chain, prompt.num_tokens, True)
+
+
+def _identity(service: Service) -> LoadReport | _Unreported:
+    for pod in service.pods.values():
+        if pod.report is not None:
+            return pod.report
+    return _Unreported(service.model, service.block_size)
 
 
 async def read_prompt(service: Service, incoming: Incoming) -> RoutedPrompt:
@@ -48,11 +69,8 @@ async def read_prompt(service: Service, incoming: Incoming) -> RoutedPrompt:
         return RoutedPrompt((), max(1, len(incoming.body) // BYTES_PER_TOKEN), False)
     if tokens is None:
         return RoutedPrompt((), max(1, len(incoming.body) // BYTES_PER_TOKEN), False)
-    report = next((pod.report for pod in service.pods.values() if pod.report is not None), None)
-    if report is None:
-        prompts = await tokens.prompts(incoming.full, _Unreported(service.model, service.block_size))
-    else:
-        prompts = await tokens.prompts(incoming.full, report, max_model_len=report.max_model_len)
+    identity = _identity(service)
+    prompts = await tokens.prompts(incoming.full, identity, max_model_len=identity.max_model_len)
     first = prompts[0]
     total = first.num_tokens if len(prompts) == 1 else sum(prompt.num_tokens for prompt in prompts)
     return RoutedPrompt(first.chain, total, first.ids is not None)

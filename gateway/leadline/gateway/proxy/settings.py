@@ -9,6 +9,11 @@ __all__ = ["ProxySettings"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxySettings:
     max_body_bytes: int = 32 << 20
+    max_header_bytes: int = 64 << 10
+    request_timeout: float = 60.0
+    """From the first byte of a client's request to its last."""
+    keep_alive: float = 75.0
+    """A client's connection is closed when it has sent no request for so long."""
     connect_timeout: float = 2.0
     first_byte_timeout: float = 600.0
     """From sending a request to the first byte of its answer, the pod's queue and the prefill included."""

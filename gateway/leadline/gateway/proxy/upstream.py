@@ -6,10 +6,11 @@ decides when it is dropped, which is how an upstream is told that nobody wants t
 
     connection = await pool.take()              # fresh or reused; ConnectFailed, UpstreamTimeout
     connection.send(head, body)
-    await connection.answered(seconds)          # status and headers; UpstreamLost, UpstreamTimeout
-    while piece := await connection.read(seconds): ...
+    await connection.answered(until)            # status and headers; UpstreamLost, UpstreamTimeout
+    while piece := await connection.read(until): ...
     connection.release()                        # always: back to the pool if it can be used again
 
+Times are `time.monotonic()`. What has come already is had without waiting: `connection.status`, `taken()`.
 One owner at a time; reading and releasing happen on the event loop's thread.
 """
 
@@ -20,11 +21,14 @@ from collections import deque
 
 import httptools
 
+from leadline.gateway.proxy.deadlines import Deadlines
+
 __all__ = ["ConnectFailed", "Connection", "Pool", "UpstreamError", "UpstreamLost", "UpstreamTimeout"]
 
 _HIGH_WATER = 256 << 10
 """Bytes of an answer held for a slow reader before the socket is left alone."""
 _MAX_HEADERS = 64 << 10
+_FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 
 
 class UpstreamError(Exception):
@@ -87,7 +91,7 @@ class Connection(asyncio.Protocol):
         self.answering = False
         """Some byte of an answer has come."""
         self._header_bytes = 0
-        self._pieces: deque[bytes] = deque()
+        self._pieces: list[bytes] = []
         self._buffered = 0
         self._ignore = False
         self._until_close = False
@@ -115,26 +119,31 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.writelines((head, body))
 
-    async def answered(self, seconds: float) -> int:
+    async def answered(self, until: float) -> int:
         """Wait for status and headers, which stand in `status` and `headers` then."""
-        until = self._loop.time() + seconds
-        while not self.status or self._ignore:
+        while not self.status:
             if self._error is not None:
                 raise self._error
-            await self._wait(until - self._loop.time())
+            await self._wait(until)
         return self.status
 
-    async def read(self, seconds: float) -> bytes:
+    async def read(self, until: float) -> bytes:
         """What has come of the body, at least one byte; b"" at its end."""
-        until = self._loop.time() + seconds
         while not self._pieces:
             if self._complete:
                 return b""
             if self._error is not None:
                 raise self._error
-            await self._wait(until - self._loop.time())
-        data = self._pieces.popleft() if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces.clear()
+            await self._wait(until)
+        return self.taken()
+
+    def taken(self) -> bytes:
+        """What has come of the body since the last time; b"" if nothing has."""
+        pieces = self._pieces
+        if not pieces:
+            return b""
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
         self._buffered = 0
         if self._paused and self._transport is not None:
             self._paused = False
@@ -154,14 +163,19 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def _wait(self, seconds: float) -> None:
+    async def _wait(self, until: float) -> None:
         waiter = self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(max(0.0, seconds), _expire, waiter)
+        self._pool.deadlines.set(self, until)
         try:
             await waiter
         finally:
-            timer.cancel()
             self._waiter = None
+
+    def expired(self) -> None:
+        """Nothing came until the deadline. (Of a wait that is over, this says nothing.)"""
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(UpstreamTimeout("the pod did not answer in time"))
 
     def _wake(self) -> None:
         waiter = self._waiter
@@ -199,6 +213,7 @@ class Connection(asyncio.Protocol):
         if self._error is None:
             self._error = UpstreamLost(f"the pod closed the connection{f': {error}' if error else ''}")
         self._transport = None
+        self._pool.deadlines.forget(self)
         self._pool.lost(self)
         self._wake()
 
@@ -219,29 +234,25 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        self._ignore = status < 200
+        if status < 200:  # 100 Continue, 103 Early Hints: the answer is yet to come
+            self._ignore = True
+            return
         self.status = status
-        if not self._ignore and status not in (204, 304):
-            names = {name for name, _ in self.headers}
-            self._until_close = b"content-length" not in names and b"transfer-encoding" not in names
+        if status not in (204, 304):
+            # RFC 9112 section 6.3: without a length the body ends with the connection.
+            self._until_close = not any(name in _FRAMING for name, _ in self.headers)
 
     def on_body(self, data: bytes) -> None:
         self._pieces.append(data)
         self._buffered += len(data)
 
     def on_message_complete(self) -> None:
-        if self._ignore:  # 100 Continue, 103 Early Hints: the answer is yet to come
+        if self._ignore:
             self._ignore = False
-            self.status = 0
             self.headers = []
             return
         self._complete = True
         self._keep_alive = not self._until_close and bool(self._parser.should_keep_alive())
-
-
-def _expire(waiter: "asyncio.Future[None]") -> None:
-    if not waiter.done():
-        waiter.set_exception(UpstreamTimeout("the pod did not answer in time"))
 
 
 class Pool:
@@ -254,15 +265,24 @@ class Pool:
         "_max_idle",
         "address",
         "connect_seconds",
+        "deadlines",
         "idle_seconds",
         "open",
     )
 
     def __init__(
-        self, address: str, *, connect_seconds: float = 2.0, idle_seconds: float = 4.0, max_idle: int = 512
+        self,
+        address: str,
+        deadlines: Deadlines,
+        *,
+        connect_seconds: float = 2.0,
+        idle_seconds: float = 4.0,
+        max_idle: int = 512,
     ) -> None:
-        """`address`: host:port. `idle_seconds` lies below the keep-alive timeout of common servers (5 s)."""
+        """`address`: host:port. `deadlines`: of all pools of the event loop. `idle_seconds` lies below the
+        keep-alive timeout of common servers (5 s)."""
         self.address = address
+        self.deadlines = deadlines
         self.connect_seconds = connect_seconds
         self.idle_seconds = idle_seconds
         self._max_idle = max_idle
@@ -272,14 +292,20 @@ class Pool:
         self.open = 0
         """Connections that exist, idle ones included."""
 
-    async def take(self, *, fresh: bool = False) -> Connection:
-        """An idle connection, or a new one. `fresh`: a new one in any case."""
-        now = time.monotonic()
-        while self._idle and not fresh:
-            connection = self._idle.pop()
-            if connection.usable and now - connection.idle_since < self.idle_seconds:
+    def idle(self) -> "Connection | None":
+        """A connection that is there already; None: `take` makes one."""
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if connection.usable and time.monotonic() - connection.idle_since < self.idle_seconds:
                 return connection
             connection.abort()
+        return None
+
+    async def take(self, *, fresh: bool = False) -> Connection:
+        """An idle connection, or a new one. `fresh`: a new one in any case."""
+        if not fresh and (connection := self.idle()) is not None:
+            return connection
         host, port = split_address(self.address)
         try:
             async with asyncio.timeout(self.connect_seconds):

@@ -13,12 +13,13 @@ A piece is 4 bytes for each token of a block: a depth in pieces reads as a depth
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from hashlib import blake2b
 
 import msgspec
 
 from leadline.gateway.tokens.service import ChainIdentity, PromptTokens
-from leadline.protocol.chain import DIGEST_SIZE, short
+from leadline.protocol.chain import DIGEST_SIZE, ChainNamespace, short
 from leadline.protocol.openai.completion import CompletionRequest
 from leadline.protocol.text.prompts import PromptRequest, tools_shown
 
@@ -37,10 +38,13 @@ class ApproximateTokens:
     async def prompts(
         self, request: PromptRequest, identity: ChainIdentity, *, max_model_len: int = 0
     ) -> list[PromptTokens]:
-        """The prompts of a request, in order; `ids` is None and `num_tokens` an estimate. `max_model_len` is
-        not needed here."""
+        """As `pieces`, with the interface of TokenService. `max_model_len` is not needed here."""
+        return self.pieces(request, identity)
+
+    def pieces(self, request: PromptRequest, identity: ChainIdentity) -> list[PromptTokens]:
+        """The prompts of a request, in order; `ids` is None and `num_tokens` an estimate."""
         namespace = identity.namespace(cache_salt=getattr(request, "cache_salt", None) or "")
-        root = blake2b(_KIND + namespace.root(), digest_size=DIGEST_SIZE).digest()
+        root = _root(namespace)
         resumed = len(getattr(request, "resume_token_ids", None) or ())
         return [
             PromptTokens(
@@ -53,6 +57,11 @@ class ApproximateTokens:
 
     def close(self) -> None:
         """Nothing to end; TokenService has threads."""
+
+
+@lru_cache(maxsize=1024)
+def _root(namespace: ChainNamespace) -> bytes:
+    return blake2b(_KIND + namespace.root(), digest_size=DIGEST_SIZE).digest()
 
 
 def _chain(root: bytes, text: bytes, step: int) -> list[int]:

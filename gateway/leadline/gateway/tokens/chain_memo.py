@@ -15,14 +15,18 @@ import itertools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from leadline.gateway.tokens.lru import ByteLRU
 from leadline.gateway.tokens.memo import Segment
 from leadline.protocol.chain import ChainNamespace, chain_after, short
 
-__all__ = ["ChainMemo"]
+__all__ = ["ChainMemo", "root_of"]
 
 _NODE_BYTES = 420
+
+root_of = lru_cache(maxsize=1024)(ChainNamespace.root)
+"""The root of a namespace; most requests come in a few of them."""
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -50,7 +54,7 @@ class ChainMemo:
     def chain(self, namespace: ChainNamespace, segments: Sequence[Segment], ids: "array[int]") -> list[int]:
         """`short` of every full block of `ids`, which are the ids of `segments` joined."""
         shorts: list[int] = []
-        last = root = namespace.root()
+        last = root = root_of(namespace)
         where: bytes | int = root
         path: list[tuple[bytes | int, int]] = []
         for segment in segments:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar, TypeVarTuple
 
-from leadline.gateway.tokens.chain_memo import ChainMemo
+from leadline.gateway.tokens.chain_memo import ChainMemo, root_of
 from leadline.gateway.tokens.memo import Segment, SegmentMemo
+from leadline.gateway.tokens.prompt_memo import PromptMemo
 from leadline.gateway.tokens.segments import Segmenter, special_affixes
 from leadline.protocol.chain import ChainNamespace
 from leadline.protocol.text.chat import ChatRenderer
@@ -74,6 +75,7 @@ class TokenService:
         *,
         memo_bytes: int = 256 << 20,
         chain_memo_bytes: int = 64 << 20,
+        prompt_memo_bytes: int = 32 << 20,
         threads: int | None = None,
     ) -> None:
         """`threads` that tokenize, None: one a core, at most four. A long prompt is spread over all of
@@ -85,6 +87,7 @@ class TokenService:
         self._affixes = special_affixes(tokenizer)
         self._memo = SegmentMemo(memo_bytes)
         self._chains = ChainMemo(chain_memo_bytes)
+        self._prompts: PromptMemo[PromptTokens] = PromptMemo(renderer, prompt_memo_bytes)
         self._longest = tokenizer.pieces.longest
         self._width = threads or min(4, os.cpu_count() or 1)
         self._threads = ThreadPoolExecutor(self._width, thread_name_prefix="tokenize")
@@ -107,7 +110,15 @@ class TokenService:
     @property
     def memo_bytes(self) -> int:
         """Bytes that the memos take, estimated."""
-        return self._memo.used_bytes + self._chains.used_bytes
+        return self._memo.used_bytes + self._chains.used_bytes + self._prompts.used_bytes
+
+    def known(self, request: PromptRequest, identity: ChainIdentity) -> PromptTokens | None:
+        """The prompt of a short chat that was asked before word for word, without rendering it; else None."""
+        namespace = identity.namespace(cache_salt=getattr(request, "cache_salt", None) or "")
+        prompt = self._prompts.get(request, root_of(namespace))
+        if prompt is not None:
+            self.counts.reused += prompt.num_tokens
+        return prompt
 
     async def prompts(
         self, request: PromptRequest, identity: ChainIdentity, *, max_model_len: int = 0
@@ -132,6 +143,9 @@ class TokenService:
                 continue
             segments = [known[key] if isinstance(key, str) else self._memo.of_ids(key) for key in some]
             result.append(self._joined(segments, namespace))
+        if len(result) == 1 and result[0].ids is not None:
+            only = result[0]
+            self._prompts.put(request, root_of(namespace), only, 8 * only.num_tokens + 40 * len(only.chain))
         return result
 
     def chain(self, prompt: PromptTokens, identity: ChainIdentity, *, cache_salt: str = "") -> list[int]:

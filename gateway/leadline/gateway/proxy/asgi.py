@@ -1,0 +1,83 @@
+"""Everything but the hot path: an ASGI application behind an Exchange.
+
+Room: gateway/proxy. What ASGI asks of a server, as far as the gateway's own routes need it (HTTP, no
+extensions): /health, /metrics, /v1/models and answers to paths that do not exist.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from leadline.gateway.proxy.exchange import ClientGone, Exchange
+from leadline.protocol.errors import RequestError, encode_error
+
+__all__ = ["Receive", "Scope", "Send", "serve_asgi"]
+
+logger = logging.getLogger("leadline.gateway")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_MAX_BODY = 1 << 20
+"""None of these routes wants a body."""
+_JSON = [(b"content-type", b"application/json")]
+
+
+async def serve_asgi(app: Callable[[Scope, Receive, Send], Awaitable[None]], exchange: Exchange) -> None:
+    """One request through `app`. Its faults are logged, and answered with 500 if nothing was sent yet."""
+    body_read = False
+    status, headers = 200, list[tuple[bytes, bytes]]()
+
+    async def receive() -> MutableMapping[str, Any]:
+        nonlocal body_read
+        if not body_read:
+            body_read = True
+            try:
+                return {"type": "http.request", "body": await exchange.body(_MAX_BODY), "more_body": False}
+            except ClientGone:
+                return {"type": "http.disconnect"}
+        await exchange.left()
+        return {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        nonlocal status, headers
+        if message["type"] == "http.response.start":
+            status, headers = message["status"], list(message.get("headers", ()))
+            return
+        if not exchange.started:
+            exchange.start(status, headers)
+        await exchange.write(message.get("body", b""), more=message.get("more_body", False))
+
+    try:
+        await app(_scope(exchange), receive, send)
+    except RequestError as error:
+        if not exchange.started:
+            body = encode_error(error.message, type=error.type, param=error.param, code=error.code)
+            exchange.answer(error.status, _JSON, body)
+    except Exception:
+        logger.exception("%s %s failed", exchange.method.decode("latin-1"), exchange.path)
+        if not exchange.started:
+            body = encode_error("internal error; the gateway's log says more", type="server_error")
+            exchange.answer(500, _JSON, body)
+    finally:
+        if not exchange.finished:
+            exchange.drop()
+
+
+def _scope(exchange: Exchange) -> Scope:
+    raw, _, query = exchange.target.partition(b"?")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "server": None,
+        "client": (exchange.client, 0) if exchange.client else None,
+        "scheme": "http",
+        "method": exchange.method.decode("latin-1"),
+        "root_path": "",
+        "path": exchange.path,
+        "raw_path": raw,
+        "query_string": query,
+        "headers": exchange.headers,
+    }
