@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 
 import pytest
-from real_cluster import Cluster, Namespace, values_here
+from real_cluster import Audit, Cluster, Namespace, values_here
+from test_operator_rights import asked
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -46,6 +48,30 @@ def secret(namespace: Namespace, name: str) -> dict[str, str]:
     return {key: base64.b64decode(value).decode() for key, value in found["data"].items()}
 
 
+def assert_rights_are_those_used(namespace: Namespace, account: str) -> None:
+    """The gateway's ClusterRole against the API server's audit log, where there is one
+    (test_operator_rights.py says how): every right is used and none is missing."""
+    role = json.loads(
+        namespace.cluster.kubectl("get", "clusterrole", f"{namespace.name}:{account}", "-o", "json")
+    )
+    granted = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    user = f"system:serviceaccount:{namespace.name}:{account}"
+    for group, resource, verb in granted:
+        asked_for = f"{resource}.{group}" if group else resource
+        can = namespace.cluster.kubectl("auth", "can-i", verb, asked_for, "--all-namespaces", f"--as={user}")
+        assert can.strip() == "yes", (verb, asked_for)
+    if os.environ.get("LEADLINE_E2E_AUDIT_LOG"):
+        used, forbidden = asked(Audit(user))
+        assert not forbidden, "rights that are missing"
+        assert used == granted, "each right is used, and no other"
+
+
 def pod_address(namespace: Namespace, selector: str) -> str:
     return str(namespace.items("pods", selector)[0]["status"]["podIP"])
 
@@ -65,7 +91,17 @@ def test_a_release_installs_upgrades_answers_its_test_and_leaves_nothing(cluster
             assert (namespace.get("deployment", "r-leadline-gateway") or {})["spec"]["replicas"] == 1
             assert namespace.get("pdb", "r-leadline-gateway") is None, "objects no longer wanted go"
             cluster.helm("test", "r", "-n", namespace.name, "--timeout", "60s")
-        kinds = "deploy,rs,pod,svc,endpointslices,sa,cm,secret,netpol,pdb,role,rolebinding"
+
+            autoscaling = {"enabled": True, "minReplicas": 2, "maxReplicas": 3}
+            namespace.helm("upgrade", "r", values=values_here(gateway={"autoscaling": autoscaling}))
+
+            def replicas() -> int:
+                return int((namespace.get("deployment", "r-leadline-gateway") or {})["spec"]["replicas"])
+
+            namespace.until("the autoscaler has its way", lambda: replicas() == 2, 60)
+            assert namespace.get("pdb", "r-leadline-gateway") is not None
+            assert_rights_are_those_used(namespace, "r-leadline-gateway")
+        kinds = "deploy,rs,pod,svc,endpointslices,sa,cm,secret,netpol,pdb,hpa,role,rolebinding"
         kinds += ",clusterrole,clusterrolebinding"
         label = "app.kubernetes.io/instance=r,app.kubernetes.io/part-of=leadline"
         gone = namespace.until(

@@ -244,3 +244,27 @@ def test_an_autoscaled_gateway_leaves_its_replicas_to_the_autoscaler(
     assert named(documents, "PodDisruptionBudget", "r-leadline-gateway")
     config = yaml.safe_load(named(documents, "ConfigMap", "r-leadline-gateway")["data"]["gateway.yaml"])
     assert config["limits"]["replicas"] == 10, "a tenth of each limit, where there is no Redis to count in"
+
+
+@pytest.mark.cluster
+def test_routes_lead_to_the_gateways_service(cluster: Cluster, tmp_path: Path) -> None:
+    parents = [{"name": "public", "namespace": "infra", "sectionName": "https"}]
+    route_values = {**EVERYTHING["gateway"], "httpRoute": {"enabled": True, "parentRefs": parents}}
+    documents = render(cluster, tmp_path, {"gateway": route_values})
+    service = named(documents, "Service", "r-leadline-gateway")
+    (port,) = service["spec"]["ports"]
+
+    ingress = named(documents, "Ingress", "r-leadline-gateway")["spec"]
+    assert ingress["ingressClassName"] == "nginx"
+    assert ingress["tls"] == [{"secretName": "tls", "hosts": ["llm.example.org"]}]
+    (path,) = ingress["rules"][0]["http"]["paths"]
+    assert path["backend"]["service"] == {"name": service["metadata"]["name"], "port": {"name": port["name"]}}
+
+    # The fields are those of gateway.networking.k8s.io/v1; durations as GEP-2257 has them.
+    route = named(documents, "HTTPRoute", "r-leadline-gateway")
+    assert route["apiVersion"] == "gateway.networking.k8s.io/v1"
+    assert set(route["spec"]) == {"parentRefs", "rules"}, "no host names: those of the Gateway"
+    assert route["spec"]["parentRefs"] == parents
+    (rule,) = route["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": service["metadata"]["name"], "port": port["port"]}]
+    assert rule["timeouts"] == {"request": "0s"}, "0s is no limit: streams are long"
