@@ -49,7 +49,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--service", metavar="NAMESPACE/NAME", help="name it has in Redis (default: default/default)"
     )
-    group.add_argument("--model", metavar="MODEL", help="its model, for the tokenizer")
+    group.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="folder of its model, for the tokenizer; its pods are asked where there is none",
+    )
     group.add_argument(
         "--served-name", action="append", metavar="NAME", help="a name for clients; repeatable"
     )

@@ -103,6 +103,18 @@ async def test_without_heartbeats_a_pod_is_asked_all_the_same(smollm_folder: Pat
         assert one.service.index._speculative.ttl == ASSUMED_TTL  # nobody will say what the pod holds
 
 
+async def test_without_heartbeats_a_pod_is_asked_for_its_names(smollm_folder: Path) -> None:
+    async with tokenizing_pod() as pod, kept() as one:
+        pod.run(smollm_folder)
+        pod.names = ["Org/Model.X", "模型"]
+        pod.status = 404  # another engine
+        one.service.pods["pod"] = pod.as_pod()
+        await until(lambda: one.reason is Reason.NOT_OFFERED)
+        table = ServiceTable([one.service])
+        assert [name for name, _ in table.names()] == ["Org/Model.X", "模型"]
+        assert table.resolve("模型") is one.service
+
+
 async def test_without_heartbeats_a_pod_is_asked_again_now_and_then(
     smollm_folder: Path, sentencepiece_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

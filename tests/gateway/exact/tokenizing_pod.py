@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,9 +15,20 @@ from leadline.gateway.pods import Pod
 from leadline.protocol.errors import RequestError
 from leadline.protocol.load import LoadReport
 from leadline.protocol.openai.service import TokenizeRequest, TokenizeResponse
-from leadline.protocol.text.bundle import bundle_digest, encode_bundle, load_bundle
+from leadline.protocol.text.bundle import bundle_digest, encode_bundle
+from leadline.protocol.text.chat import ChatRenderer
 from leadline.protocol.text.prompts import prompt_inputs, prompt_token_ids
 from leadline.protocol.text.tokenizer import Tokenizer
+
+
+@functools.cache
+def _loaded(folder: Path) -> tuple[bytes, Tokenizer, ChatRenderer]:
+    tokenizer = Tokenizer.load(folder)
+    return (
+        encode_bundle(tokenizer),
+        tokenizer,
+        ChatRenderer(tokenizer.chat_templates, tokenizer.special_tokens),
+    )
 
 
 class TokenizingPod:
@@ -27,6 +39,7 @@ class TokenizingPod:
         self.tag = ""
         self.status = 200
         """Of /admin/tokenizer."""
+        self.names = ["m"]
         self.key = ""
         """When not empty, what Authorization must hold."""
         self.fetched = 0
@@ -36,9 +49,8 @@ class TokenizingPod:
 
     def run(self, folder: Path) -> str:
         """Become a pod with that tokenizer; its digest."""
-        self.bundle = encode_bundle(Tokenizer.load(folder))
+        self.bundle, self._tokenizer, self._renderer = _loaded(folder)
         self.tag = bundle_digest(self.bundle)
-        self._tokenizer, self._renderer = load_bundle(self.bundle)
         return self.tag
 
     def report(self, digest: str) -> LoadReport:
@@ -71,6 +83,10 @@ class TokenizingPod:
         self.fetched += 1
         return web.Response(body=self.bundle, headers={"ETag": f'"{self.tag}"'})
 
+    async def models(self, _: web.Request) -> web.StreamResponse:
+        cards = [{"id": name, "max_model_len": None, "permission": []} for name in self.names]
+        return web.json_response({"object": "list", "data": cards})
+
     async def elsewhere(self, _: web.Request) -> web.StreamResponse:
         raise AssertionError("a redirect was followed")
 
@@ -90,6 +106,7 @@ async def tokenizing_pod() -> AsyncIterator[TokenizingPod]:
     pod = TokenizingPod()
     app = web.Application()
     app.router.add_get("/admin/tokenizer", pod.serve_bundle)
+    app.router.add_get("/v1/models", pod.models)
     app.router.add_get("/elsewhere", pod.elsewhere)
     app.router.add_post("/tokenize", pod.tokenize)
     runner = web.AppRunner(app)

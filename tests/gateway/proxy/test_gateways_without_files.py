@@ -97,6 +97,20 @@ async def test_the_engine_reports_the_digest_of_what_it_gives(rig: Rig, engine: 
     assert bundle_digest(encode_bundle(service.tokens.tokenizer)) == report.tokenizer  # type: ignore[union-attr]
 
 
+async def test_without_redis_the_engine_is_asked_for_names_and_tokenizer(engine: Engine) -> None:
+    told: dict[str, Any] = {"tokenizer": "auto", "model": "", "served_names": []}
+    async with gateway_to(engine.address, service=told) as rig:
+        await until(lambda: service_of(rig).token_mode.exact, 60)
+        assert sorted(card["id"] for card in await cards(rig)) == sorted(NAMES)
+        talk = [{"role": "user", "content": "The harbour is closed today, and the ships wait outside. " * 8}]
+        body = {"model": NAMES[1], "temperature": 0, "max_tokens": 1, "messages": talk}
+        first = await rig.post(body)
+        again = await rig.post(body, headers={"X-Leadline-Explain": "1"})
+        why = json.loads(again.headers["x-leadline-explain"])
+        assert why["prompt_tokens"] == first.json()["usage"]["prompt_tokens"]
+        assert why["pods"][0]["matched_tokens"] > 0  # what it sent there itself
+
+
 async def test_any_string_may_name_the_model(rig: Rig) -> None:
     service = service_of(rig)
     await until(lambda: service.pods["pod-0"].report is not None, 60)

@@ -1,4 +1,4 @@
-"""The tokenizer bundle of one pod, over HTTP.
+"""What one pod says of its model: its tokenizer bundle, and its names where no heartbeat tells them.
 
 What comes is data that another process made: it is read up to a limit, compared with the digest in its entity
 tag and with the one that the pod's heartbeat told through Redis, and only then parsed (pool.py). No file is
@@ -6,14 +6,30 @@ written and no name in it is used as one.
 """
 
 import aiohttp
+import msgspec
 
 from leadline.gateway.exact.mode import Reason
 from leadline.protocol.text.bundle import MAX_BUNDLE_BYTES, bundle_digest
 
-__all__ = ["PATH", "BundleRefused", "fetch_bundle"]
+__all__ = ["PATH", "BundleRefused", "fetch_bundle", "fetch_names"]
 
 PATH = "/admin/tokenizer"
 _SECONDS = 30.0
+_NAMES_SECONDS = 5.0
+_MAX_NAMES_BYTES = 1 << 20
+
+
+class _Card(msgspec.Struct):
+    id: str
+
+
+class _Cards(msgspec.Struct):
+    """Of a model list no more than the names: other engines' cards have other fields."""
+
+    data: list[_Card]
+
+
+_cards = msgspec.json.Decoder(_Cards)
 
 
 class BundleRefused(Exception):
@@ -61,6 +77,27 @@ async def fetch_bundle(
             Reason.INVALID, f"{address} gave the tokenizer {digest}, but reports {expected} with its load"
         )
     return data
+
+
+async def fetch_names(
+    session: aiohttp.ClientSession, address: str, *, headers: dict[str, str] | None = None
+) -> tuple[str, ...]:
+    """What the pod at `address` calls its model; empty when it cannot be asked."""
+    try:
+        async with session.get(
+            f"http://{address}/v1/models",
+            headers=headers,
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=_NAMES_SECONDS),
+        ) as response:
+            if response.status != 200:
+                return ()
+            data = await response.content.read(_MAX_NAMES_BYTES)
+            while piece := await response.content.read(_MAX_NAMES_BYTES - len(data)):
+                data += piece
+        return tuple(card.id for card in _cards.decode(data).data)
+    except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
+        return ()
 
 
 def _check_status(status: int, address: str) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import aiohttp
 
-from leadline.gateway.exact.fetch import BundleRefused, fetch_bundle
+from leadline.gateway.exact.fetch import BundleRefused, fetch_bundle, fetch_names
 from leadline.gateway.exact.mode import ASSUMED_TTL, EVENTS_TTL, Reason, TokenMode
 from leadline.gateway.exact.pool import TokenPool
 from leadline.gateway.pods import Pod
@@ -116,6 +116,9 @@ class TokenKeeper:
         await self._try(pod, wanted)
 
     async def _try(self, pod: Pod, wanted: str) -> None:
+        if pod.report is None and not pod.served_names:
+            # Without heartbeats nobody else tells.
+            pod.served_names = await fetch_names(self._session, pod.address, headers=self._headers)
         refused: BundleRefused | None = None
         try:
             await self._load_from(pod, wanted)
