@@ -46,6 +46,8 @@ ARGUMENTS = {
     "blockSize": ({"engine": {"blockSize": 32}}, "--block-size=32"),
     "gpuMemoryUtilization": ({"engine": {"gpuMemoryUtilization": 0.8}}, "--gpu-memory-utilization=0.8"),
     "dtype": ({"engine": {"dtype": "bfloat16"}}, "--dtype=bfloat16"),
+    "quantization": ({"engine": {"quantization": "fp8"}}, "--quantization=fp8"),
+    "kvCacheDtype": ({"engine": {"kvCacheDtype": "fp8"}}, "--kv-cache-dtype=fp8"),
     "maxConcurrentRequests": ({"engine": {"maxConcurrentRequests": 9}}, "--max-concurrent-requests=9"),
     "extraArgs": ({"engine": {"extraArgs": ["--prefill-chunk=64"]}}, "--prefill-chunk=64"),
     "warmupPrompts": ({"engine": {"warmupPrompts": ["Hi"]}}, "--warmup-file=/etc/leadline/warmup.txt"),
@@ -398,7 +400,7 @@ def test_labels_and_names_do_not_depend_on_what_the_model_is_called(served: str)
 @pytest.mark.parametrize(
     "spec",
     [
-        {"engine": {"quantization": "none"}},  # its one value so far
+        {"engine": {"quantization": "none", "kvCacheDtype": "auto"}},
         {"autoscaling": {"min": 1, "max": 2, "targetConcurrency": 5}},  # the autoscaler's, not the objects'
     ],
 )

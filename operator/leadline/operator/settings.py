@@ -48,7 +48,7 @@ class OperatorSettings:
     redis_url: str = field(default="", repr=False)
     """Handed to engine pods; one with a password goes through a Secret."""
 
-    workers: int = 8
+    workers: int = 16
     """Reconciles at once."""
     resync_seconds: float = 300.0
     autoscale_seconds: float = 15.0

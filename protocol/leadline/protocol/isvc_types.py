@@ -80,9 +80,15 @@ class EngineOptions(SpecObject, kw_only=True):
         | None
     ) = None
     quantization: Annotated[
-        Literal["none"],
-        Meta(description="Only none so far: weights are run in the precision they are stored in."),
+        Literal["none", "fp8"],
+        Meta(description="none: weights run in the precision they are stored in; fp8: in 8 bits."),
     ] = "none"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8"],
+        Meta(
+            description="auto: the KV cache has the model's type; fp8: twice the tokens in the same memory."
+        ),
+    ] = "auto"
     max_concurrent_requests: Annotated[int, Meta(ge=1, description="Requests a pod runs at once.")] | None = (
         None
     )

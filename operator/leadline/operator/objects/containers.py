@@ -124,6 +124,8 @@ def _arguments(context: ServiceContext) -> list[str]:
         ("block-size", engine.block_size),
         ("gpu-memory-utilization", engine.gpu_memory_utilization),
         ("dtype", engine.dtype),
+        ("quantization", None if engine.quantization == "none" else engine.quantization),
+        ("kv-cache-dtype", None if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype),
         ("max-concurrent-requests", engine.max_concurrent_requests),
     ):
         if value is not None:
