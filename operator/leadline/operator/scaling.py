@@ -39,11 +39,15 @@ class ServiceScaler:
 
     async def run(self) -> None:
         while True:
-            scaled = {key: found for key in self._store.services() if (found := self._scaled(key))}
-            self._scalers = {key: self._scalers.get(key, Scaler()) for key in scaled}
-            views = await self._gateways.views() if scaled else []
-            await asyncio.gather(*(self._look(key, *found, views) for key, found in scaled.items()))
+            await self.look()
             await asyncio.sleep(self._settings.autoscale_seconds)
+
+    async def look(self) -> None:
+        """One round over all services that are ours to scale."""
+        scaled = {key: found for key in self._store.services() if (found := self._scaled(key))}
+        self._scalers = {key: self._scalers.get(key, Scaler()) for key in scaled}
+        views = await self._gateways.views() if scaled else []
+        await asyncio.gather(*(self._look(key, *found, views) for key, found in scaled.items()))
 
     def _scaled(self, key: Key) -> tuple[Autoscaling, int] | None:
         """Limits and present replicas of a service that is ours to scale."""

@@ -1,4 +1,4 @@
-"""Which pods go when a service shrinks, and where the numbers come from: real HTTP on this machine."""
+"""What the autoscaler decides on, and which pods go when a service shrinks: real HTTP on this machine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from typing import Any
 import kopf
 import pytest
 from aiohttp import web
-from operator_builders import SETTINGS, deployment, plan_of, pod, wanted
+from operator_builders import SETTINGS, deployment, plan_of, pod, service, wanted
 
 from leadline.operator import gateways, progress
 from leadline.operator.api import ApiClient
 from leadline.operator.demand import GatewayView
 from leadline.operator.gateways import Gateways
+from leadline.operator.kinds import POD, SERVICE, Kind
+from leadline.operator.names import SERVICE_LABEL
 from leadline.operator.progress import PodProbe
 from leadline.operator.ranking import Ranker
+from leadline.operator.scaling import ServiceScaler
+from leadline.operator.store import Store
 from leadline.operator.usage import DELETION_COST, PodUse, deletion_costs, parse_use
 
 USES: dict[str, tuple[dict[str, PodUse | None], list[str]]] = {
@@ -176,3 +180,73 @@ async def test_an_api_server_that_does_not_tell_means_hold_and_one_that_forbids_
     async with machine(monkeypatch) as (server, api, probe):
         server.status = status
         assert await Gateways(api, SETTINGS, probe).views() == views
+
+
+BUSY = COUNT.replace(" 3.0", " 90.0")
+
+
+class ScaleServer(ApiClient):
+    """Notes what is scaled; lists are the machine's."""
+
+    scaled: list[int]
+
+    async def scale(self, kind: Kind, namespace: str, name: str, replicas: int) -> None:
+        self.scaled.append(replicas)
+
+
+def autoscaled(**metadata: Any) -> dict[str, Any]:
+    made = service({"replicas": 2, "autoscaling": {"min": 1, "max": 4, "targetConcurrency": 32}})
+    made["metadata"] |= metadata
+    return made
+
+
+HPA = {
+    "manager": "kube-controller-manager",
+    "subresource": "scale",
+    "fieldsV1": {"f:spec": {"f:replicas": {}}},
+}
+ROUNDS: dict[str, tuple[dict[str, Any], str | None, str | None, list[int]]] = {
+    "the gateway's count decides": (autoscaled(), BUSY, "leadline_engine_running_requests 0", [3]),
+    "the pods' where the gateway does not know the service": (
+        autoscaled(),
+        'leadline_gateway_pods{service="team/other"} 1.0',
+        "leadline_engine_running_requests 200",
+        [4],
+    ),
+    "a silent gateway holds, whatever the pods say": (
+        autoscaled(),
+        None,
+        "leadline_engine_running_requests 200",
+        [],
+    ),
+    "one that an HPA scales is left alone": (autoscaled(managedFields=[HPA]), BUSY, None, []),
+    "one that is being deleted is left alone": (autoscaled(deletionTimestamp="now"), BUSY, None, []),
+    "another operator's is left alone": (
+        autoscaled(labels={"serving.leadline.io/operator": "other"}),
+        BUSY,
+        None,
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ROUNDS)
+async def test_one_round_of_the_autoscaler(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    item, gateway, engine, scaled = ROUNDS[case]
+    async with machine(monkeypatch) as (server, api, probe):
+        store, scales = Store(), ScaleServer(kopf.ConnectionInfo(server=api._server))
+        scales.scaled = []
+        store.put(SERVICE, item)
+        pods = [serving("e1", "127.0.0.2"), serving("e2", "127.0.0.3")]
+        for one in pods:
+            one["metadata"] |= {"labels": {SERVICE_LABEL: "qwen"}, "resourceVersion": "5"}
+            store.put(POD, one)
+        server.pods = [serving("gw", "127.0.0.1")]
+        for address, text in (("127.0.0.1", gateway), ("127.0.0.2", engine)):
+            if text is not None:
+                server.metrics[address] = text + "\n"
+        try:
+            await ServiceScaler(scales, store, SETTINGS, probe).look()
+            assert scales.scaled == scaled
+        finally:
+            await scales.close()
