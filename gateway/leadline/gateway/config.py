@@ -143,6 +143,8 @@ class ServerConfig(Strict):
     port: Annotated[int, Meta(ge=0, le=65535)] = 8080
     workers: AtLeastOne = 1
     max_body_bytes: AtLeastOne = 32 << 20
+    request_timeout_seconds: Positive = 60.0
+    """From the first byte of a client's request to its last; a slower one is answered with 408."""
     shutdown_seconds: NonNegative = 30.0
     """Streams may go on so long after SIGTERM."""
     access_log: bool = True
