@@ -227,6 +227,36 @@ async def test_a_pod_that_hangs_is_left_for_another() -> None:
         await rig.settled()
 
 
+async def test_a_pod_that_hangs_is_sent_nothing_until_it_answers_again() -> None:
+    stopped = asyncio.Event()
+
+    async def script(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        await (ok if stopped.is_set() else hang)(pod, request, writer)
+
+    async with (
+        pods(script, ok) as (bad, good),
+        gateway_to(bad.address, good.address, probe_after=0.1, probe_timeout=0.1, breaker_seconds=0.1) as rig,
+    ):
+        rig.pods["pod-1"].ready = False
+        waiting = asyncio.ensure_future(rig.post())
+        await until(lambda: bad.completions)
+        rig.pods["pod-1"].ready = True
+        assert (await waiting).status_code == 200
+        # One request has found out; no other one has to, however long it lasts.
+        await until(lambda: len(bad.received) >= 4)
+        for _ in range(5):
+            assert (await rig.post()).headers["x-leadline-pod"] == "pod-1"
+        assert len(bad.completions) == 1
+        assert await rig.metric("circuit_state", pod="pod-0") == 2
+        stopped.set()
+        breaker = rig.pods["pod-0"].circuit
+        await until(lambda: breaker.allows(time.monotonic()))
+        rig.pods["pod-1"].ready = False
+        assert (await rig.post()).headers["x-leadline-pod"] == "pod-0"
+        assert await rig.metric("circuit_state", pod="pod-0") == 0
+        await rig.settled()
+
+
 async def test_a_pod_that_is_slow_but_well_is_waited_for() -> None:
     async def slow(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
         if request.method == "POST":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 from gateway_rig import (
@@ -13,6 +14,7 @@ from gateway_rig import (
     Received,
     ScriptedPod,
     answer,
+    busy,
     chunked,
     completion,
     gateway_to,
@@ -272,3 +274,40 @@ async def test_predicted_and_actual_cached_tokens_are_counted_where_the_chain_is
         assert await rig.metric("actual_cached_tokens_total") == 640
         assert await rig.metric("predicted_cached_tokens_total") == 0
         assert await rig.metric("prompt_tokens_total") == 900
+
+
+async def test_the_queue_timeout_of_a_body_bounds_the_wait_in_the_gateway() -> None:
+    async with pods(busy) as (pod,), gateway_to(pod.address, service={"pod_concurrency": 1}) as rig:
+        running = asyncio.ensure_future(rig.post())
+        await until(lambda: pod.completions)
+        for patience in (0, 0.1):
+            began = time.monotonic()
+            got = await rig.post({**CHAT, "queue_timeout": patience})
+            assert got.status_code == 503
+            assert got.json()["error"]["code"] == "queue_timeout"
+            assert got.headers["retry-after"]
+            assert time.monotonic() - began >= patience
+        running.cancel()
+        await rig.settled()
+
+
+async def test_a_pod_is_told_what_is_left_of_the_queue_timeout() -> None:
+    release = asyncio.Event()
+
+    async def script(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        if len(pod.completions) == 1:
+            await release.wait()
+        await ok(pod, request, writer)
+
+    async with pods(script) as (pod,), gateway_to(pod.address, service={"pod_concurrency": 1}) as rig:
+        body = json.dumps({**CHAT, "queue_timeout": 30}).encode()
+        first = asyncio.ensure_future(rig.post(body))
+        await until(lambda: pod.completions)
+        second = asyncio.ensure_future(rig.post(body))
+        service = rig.gateway.table.get("default/m")
+        assert service is not None
+        await until(lambda: rig.gateway.admission.waiting(service) == 1)
+        release.set()
+        assert [(await one).status_code for one in (first, second)] == [200, 200]
+        assert pod.completions[0].body == body  # it did not wait: not a byte is changed
+        assert 0 < pod.completions[1].json["queue_timeout"] < 30

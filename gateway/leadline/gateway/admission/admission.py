@@ -45,15 +45,25 @@ class Admission:
         self._doors: dict[Service, Door] = {}
 
     def enter(
-        self, service: Service, client: Client, deadline: float | None = None, cost: float = 1
+        self,
+        service: Service,
+        client: Client,
+        deadline: float | None = None,
+        cost: float = 1,
+        *,
+        patience: float | None = None,
     ) -> Ticket:
         """A context that is entered once the request may be sent on.
 
         `deadline`: monotonic seconds after which the client does not want an answer. `cost`: what it counts
-        for in fairness; expected tokens, prompt and output. Entering raises QueueFull (429), QueueTimeout and
-        NoPods (503), all with `retry_after`, and DeadlinePassed (504).
+        for in fairness; expected tokens, prompt and output. `patience`: seconds that the client is ready to
+        wait, if less than the configured queue timeout; 0: only if there is room now. Entering raises
+        QueueFull (429), QueueTimeout and NoPods (503), all with `retry_after`, and DeadlinePassed (504).
         """
-        return Ticket(self, self._door(service), client, deadline, cost)
+        limit = self.config.queue_timeout_seconds
+        if patience is not None and patience < limit:
+            limit = patience
+        return Ticket(self, self._door(service), client, deadline, cost, limit)
 
     def candidates(self, service: Service, now: float) -> list[Pod]:
         """Pods for a policy to pick from: eligible ones with room. If none has (several attempts of one
@@ -106,13 +116,17 @@ class Admission:
     def _ask(self, ticket: Ticket) -> bool:
         door, now = ticket._door, time.monotonic()
         ticket._held_from = now
+        if (
+            (ticket._deadline is None or now < ticket._deadline)
+            and not len(door.queue)
+            and self._room(door, now, enough=1) > 0
+        ):
+            self._let_in(ticket, now)
+            return True
         refusal = self._verdict(ticket, now)
         if refusal is not None:
             raise _counted(door, refusal)
-        if len(door.queue) or self._room(door, now, enough=1) <= 0:
-            return False
-        self._let_in(ticket, now)
-        return True
+        return False
 
     async def _wait(self, ticket: Ticket) -> None:
         door, now = ticket._door, time.monotonic()
@@ -208,7 +222,7 @@ class Admission:
     def _set_timer(self, ticket: Ticket, now: float) -> None:
         """Wake up at the next moment at which `_verdict` may say something else."""
         start = ticket._held_from
-        times = [start + self.config.queue_timeout_seconds, start + self.config.hold_without_pods_seconds]
+        times = [start + ticket._patience, start + self.config.hold_without_pods_seconds]
         if ticket._deadline is not None:
             times.append(ticket._deadline)
         # The last resort covers a timer that fired early: loops round times to milliseconds.
@@ -234,7 +248,7 @@ class Admission:
             return DeadlinePassed(
                 "the request's deadline passed before a pod had room", code="deadline_exceeded"
             )
-        late = waited >= config.queue_timeout_seconds
+        late = waited >= ticket._patience
         if (late or waited >= config.hold_without_pods_seconds) and not eligible(
             door.service.pods.values(), now
         ):
@@ -245,7 +259,7 @@ class Admission:
             )
         if late:
             return QueueTimeout(
-                f"no pod of {door.service.name} had room within {config.queue_timeout_seconds:g} s",
+                f"no pod of {door.service.name} had room within {ticket._patience:g} s",
                 code="queue_timeout",
                 retry_after=door.rate.retry_after(len(door.queue), now),
             )

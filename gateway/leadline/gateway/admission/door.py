@@ -55,6 +55,7 @@ class Ticket:
         "_deadline",
         "_door",
         "_held_from",
+        "_patience",
         "_pending",
         "_tenant",
         "_timer",
@@ -63,7 +64,13 @@ class Ticket:
     )
 
     def __init__(
-        self, admission: "Admission", door: "Door", client: Client, deadline: float | None, cost: float
+        self,
+        admission: "Admission",
+        door: "Door",
+        client: Client,
+        deadline: float | None,
+        cost: float,
+        patience: float,
     ) -> None:
         self._admission = admission
         self._door = door
@@ -71,6 +78,7 @@ class Ticket:
         self._class = client.priority_class
         self._deadline = deadline
         self._cost = max(1.0, cost)
+        self._patience = patience
         self._pending = False
         self._turn: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None

@@ -11,8 +11,6 @@ be tried (P14); after that only relay.py can say what may be done.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 from leadline.gateway.admission.admission import Admission, Ticket
 from leadline.gateway.errors import DeadlinePassed, NoPods
@@ -22,6 +20,7 @@ from leadline.gateway.proxy.body import amended
 from leadline.gateway.proxy.call import Call
 from leadline.gateway.proxy.deadlines import Deadlines
 from leadline.gateway.proxy.headers import header, request_head
+from leadline.gateway.proxy.patience import Patience
 from leadline.gateway.proxy.routing import choose
 from leadline.gateway.proxy.settings import ProxySettings
 from leadline.gateway.proxy.upstream import (
@@ -37,8 +36,6 @@ from leadline.protocol.errors import RequestError
 __all__ = ["BadGateway", "Dispatcher", "GatewayTimeout"]
 
 logger = logging.getLogger("leadline.gateway")
-
-T = TypeVar("T")
 
 _ELSEWHERE = frozenset((429, 502, 503, 504))
 """Statuses that another pod may not answer."""
@@ -70,7 +67,8 @@ class Dispatcher:
         self.deadlines = Deadlines()
         """Of the connections to pods."""
         self._pools: dict[str, Pool] = {}
-        self._probes: dict[str, asyncio.Future[bool]] = {}
+        self._patience = Patience(settings, self.pool)
+        self.patiently = self._patience.wait
 
     def pool(self, address: str) -> Pool:
         pool = self._pools.get(address)
@@ -82,12 +80,13 @@ class Dispatcher:
 
     def forget(self, pods: set[str]) -> None:
         """Close the pools of addresses that no pod has any more."""
-        for address in set(self._pools) - pods:
+        gone = set(self._pools) - pods
+        for address in gone:
             self._pools.pop(address).close()
+        self._patience.forget(gone)
 
     def close(self) -> None:
-        for probe in list(self._probes.values()):
-            probe.cancel()
+        self._patience.close()
         self.forget(set())
         self.deadlines.close()
 
@@ -269,41 +268,6 @@ class Dispatcher:
                     raise
             connection = await pool.take(fresh=True)
 
-    async def patiently(self, wait: Callable[[float], Awaitable[T]], pod: Pod, until: float) -> T:
-        """`wait` until then, but leave a pod that has stopped answering anything."""
-        while True:
-            soon = time.monotonic() + self.settings.probe_after
-            try:
-                return await wait(soon if soon < until else until)
-            except UpstreamTimeout:
-                if time.monotonic() >= until - 0.001:
-                    raise
-            if not await self._alive(pod):
-                raise UpstreamTimeout(f"pod {pod.id} answers nothing, not even /health")
-
-    async def _alive(self, pod: Pod) -> bool:
-        """Whether the pod answers HTTP at all, within `probe_timeout`. All who wait for it share a probe."""
-        address = pod.address
-        probe = self._probes.get(address)
-        if probe is None:
-            probe = self._probes[address] = asyncio.ensure_future(self._probe(address))
-            probe.add_done_callback(lambda _: self._probes.pop(address, None))
-        return await asyncio.shield(probe)
-
-    async def _probe(self, address: str) -> bool:
-        connection: Connection | None = None
-        try:
-            async with asyncio.timeout(self.settings.probe_timeout):
-                connection = await self.pool(address).take(fresh=True)
-                connection.send(b"GET /health HTTP/1.1\r\nhost: %s\r\n\r\n" % address.encode(), b"")
-                await connection.answered(time.monotonic() + self.settings.probe_timeout)
-                return True
-        except (UpstreamError, TimeoutError):
-            return False
-        finally:
-            if connection is not None:
-                connection.abort()
-
     def _judge(self, call: Call, attempt: Attempt, status: int) -> str:
         full = status == 503 and header(attempt.headers, b"retry-after") is not None
         late = status == 504 and call.deadline is not None
@@ -334,6 +298,8 @@ class Dispatcher:
                 fields["return_token_ids"] = True
             if request.seed is None:
                 fields["seed"] = call.seed
+        if call.patience is not None:
+            fields["queue_timeout"] = call.patience
         if call.deadline is not None:
             now = time.monotonic()
             if now - call.arrived > 0.05:

@@ -59,6 +59,18 @@ class CircuitBreaker:
             self.probing = False
             self._pause = self._seconds
 
+    def hold(self) -> None:
+        """Open at once, until `try_again`: the pod was seen to answer nothing at all."""
+        if self.retry_at is None:
+            self.opens += 1
+        self.retry_at = float("inf")
+        self.probing = False
+
+    def try_again(self, now: float) -> None:
+        """A pod that was held back answers: half-open, if nothing else has closed the circuit meanwhile."""
+        if self.retry_at is not None:
+            self.retry_at = now
+
     def failed(self, now: float) -> bool:
         """Returns whether this opened the circuit."""
         self.failures += 1

@@ -28,6 +28,8 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     """Monotonic seconds."""
     explain: bool = False
     deadline: float | None = None
+    patience: float | None = None
+    """What is left of the client's `queue_timeout`, where some of it was spent waiting here."""
     seed: int | None = None
     """Given to streams that may move, where the client gave none."""
     extra_headers: Headers = msgspec.field(default_factory=list)

@@ -164,10 +164,13 @@ class ProxyHandler:
             ]
         books.taken = True
         asking = _Asking(principal, fields.priority_class)
-        ticket = self._admission.enter(service, asking, deadline, max(1, estimate))
+        patience = fields.queue_timeout
+        ticket = self._admission.enter(service, asking, deadline, max(1, estimate), patience=patience)
         if not ticket.let_in():
             await ticket.turn()
             metrics.queued.observe(ticket.waited_seconds)
+            if patience is not None:
+                call.patience = max(0.0, patience - ticket.waited_seconds)
         try:
             attempt = await self._dispatcher.answer(call, ticket=ticket)
             metrics.routing.observe(spent + call.picking_seconds)

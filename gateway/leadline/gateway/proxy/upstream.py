@@ -23,7 +23,15 @@ import httptools
 
 from leadline.gateway.proxy.deadlines import Deadlines
 
-__all__ = ["ConnectFailed", "Connection", "Pool", "UpstreamError", "UpstreamLost", "UpstreamTimeout"]
+__all__ = [
+    "ConnectFailed",
+    "Connection",
+    "PodHangs",
+    "Pool",
+    "UpstreamError",
+    "UpstreamLost",
+    "UpstreamTimeout",
+]
 
 _HIGH_WATER = 256 << 10
 """Bytes of an answer held for a slow reader before the socket is left alone."""
@@ -45,6 +53,10 @@ class UpstreamLost(UpstreamError):
 
 class UpstreamTimeout(UpstreamError):
     """Nothing came for as long as we were ready to wait."""
+
+
+class PodHangs(UpstreamTimeout):
+    """The pod takes connections and answers nothing at all."""
 
 
 class Connection(asyncio.Protocol):
