@@ -242,6 +242,12 @@ ENGINES = Dashboard(
                         (f"{_S} generated/s", _rate(f"{_E}generation_tokens_total")),
                     ),
                 ),
+                Panel(
+                    "Drafted tokens that were right",
+                    "percentunit",
+                    ((_S, _ratio(f"{_E}accepted_tokens_total", f"{_E}drafted_tokens_total")),),
+                    "Empty where nothing is drafted.",
+                ),
                 Panel("Time to first token", "s", _quantiles(f"{_E}time_to_first_token_seconds")),
                 Panel("Time between tokens", "s", _quantiles(f"{_E}inter_token_latency_seconds")),
                 Panel("Time per output token", "s", _quantiles(f"{_E}time_per_output_token_seconds")),

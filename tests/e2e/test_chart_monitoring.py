@@ -17,7 +17,7 @@ from real_cluster import CHART, ROOT, Cluster
 CASES = Path(__file__).with_name("alerts.promtool.yaml")
 
 
-def told_in_process() -> Told:
+async def told_in_process() -> Told:
     """By the three sets of metrics, each after something was counted."""
     from prometheus_client import generate_latest
 
@@ -36,6 +36,7 @@ def told_in_process() -> Told:
     service.retried("connect")
     service.migrated("moved")
     gateway.parity("llm/m", True)
+    gateway.refresh([], 0.0)
     operator = OperatorMetrics()
     operator.wrote("patch", "Service")
     operator.reconciles.labels("changed").inc()
@@ -51,8 +52,8 @@ def test_the_dashboards_are_those_of_their_tables() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_every_expression_parses_and_asks_for_series_that_exist() -> None:
-    told = told_in_process().series
+async def test_every_expression_parses_and_asks_for_series_that_exist() -> None:
+    told = (await told_in_process()).series
     asked_for = set()
     for where, expression in expressions():
         asked = ask(expression)
@@ -68,23 +69,23 @@ def test_every_expression_parses_and_asks_for_series_that_exist() -> None:
     assert len(asked_for) > 40
 
 
-def test_an_expression_that_is_wrong_is_found() -> None:
+async def test_an_expression_that_is_wrong_is_found() -> None:
     with pytest.raises(ValueError, match="parenthesis"):
         ask("sum by (service (leadline_gateway_pods)")
     found = ask('rate(leadline_gateway_pods_total{code="1"}[5m]) > on (service) sum by (pod) (b)')
     assert found.series == {"leadline_gateway_pods_total": {"code"}, "b": set()}
     assert found.grouped == {"pod"}
-    assert "leadline_gateway_pods_total" not in told_in_process().series
+    assert "leadline_gateway_pods_total" not in (await told_in_process()).series
 
 
-def test_every_series_of_ours_is_on_a_dashboard() -> None:
+async def test_every_series_of_ours_is_on_a_dashboard() -> None:
     shown = {
         name for where, expression in expressions() if ".json" in where for name in ask(expression).series
     }
     shown = {name.removesuffix("_bucket") for name in shown}
     made = {
         name.removesuffix("_bucket")
-        for name in told_in_process().series
+        for name in (await told_in_process()).series
         if not name.endswith(("_sum", "_count"))
     }
     assert made - shown == set(), "put them on a panel of charts/dashboards.py"

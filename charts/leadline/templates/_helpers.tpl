@@ -110,7 +110,8 @@ affinity: {{ toYaml . | nindent 2 }}
 {{- end }}
 {{- if $values.topologySpreadConstraints }}
 topologySpreadConstraints: {{ toYaml $values.topologySpreadConstraints | nindent 2 }}
-{{- else if and (not $values.affinity) (include "leadline.several" .) }}
+{{- else if not $values.affinity }}
+{{- /* With one pod too, so that a second one replaces nothing. */}}
 topologySpreadConstraints:
   - maxSkew: 1
     topologyKey: kubernetes.io/hostname
