@@ -252,7 +252,8 @@ def test_a_download_says_how_far_it_is() -> None:
     text = "Downloading p1: downloading: 3.22 of 15.30 GB (21 %)"
     assert _says(report, **DOWNLOADING) == text
     assert _says(report) == text  # by the engine itself, where a podTemplate has removed the init container
-    assert _says(None, **DOWNLOADING) == "Downloading p1: the download begins"
+    for unknown in (None, StartReport("not ready: hf://org/name is being fetched")):
+        assert _says(unknown, **DOWNLOADING) == "Downloading p1: the download begins"
 
 
 def test_loading_says_how_far_it_is() -> None:
@@ -261,7 +262,7 @@ def test_loading_says_how_far_it_is() -> None:
     assert (
         _says(StartReport("not ready", "capturing CUDA graphs")) == "LoadingWeights p1: capturing CUDA graphs"
     )
-    assert _says(StartReport("not ready: loading")) == "LoadingWeights p1: not ready: loading"
+    assert _says(StartReport("not ready: loading")) == "LoadingWeights p1: loading"
 
 
 def test_a_download_that_fails_is_told_from_one_that_runs(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def diagnose_pod(
             return finding
     running = {one.get("name"): one for one in containers if "running" in one.get("state", {})}
     if DOWNLOAD_CONTAINER in running:
-        said = _progress(report) if report is not None else ""
+        said = _progress(report) if report is not None and report.phase else ""
         return Finding(Reason.DOWNLOADING, f"{name}: {said or 'the download begins'}", name)
     if (engine := running.get(CONTAINER)) is not None:
         # A pod that was ready turned unready after its container had started; one that loads, before.
@@ -204,7 +204,7 @@ def _last_line(message: str) -> str:
 def _progress(report: StartReport) -> str:
     """As in "loading weights: 3.2 of 15.3 GB (21 %)"."""
     if not report.phase:
-        return _short(report.message)
+        return _short(report.message.removeprefix("not ready: "))
     text = f"{report.phase}: {report.detail}" if report.detail else report.phase
     return _short(text if report.fraction is None else f"{text} ({int(report.fraction * 100)} %)")
 
