@@ -30,6 +30,10 @@ class EngineConfig:
     """auto | cpu | cuda."""
     load_format: str = "auto"
     """auto | dummy (random weights of the config's shape, for benchmarks)."""
+    quantization: str | None = None
+    """fp8: weights of the layers in 8 bits (e4m3, a scale a row), activations likewise as they come."""
+    kv_cache_dtype: str = "auto"
+    """auto (the model's) | fp8 (e4m3, scaled by head: twice the tokens in the same memory)."""
     trust_remote_code: bool = False
     download_dir: str | None = None
     seed: int = 0
@@ -74,6 +78,8 @@ class EngineConfig:
     cpu_threads: int | None = None
     """torch intra-op threads on CPU; None: all cores this process may use."""
 
+    numa: str = "off"
+    """Bind the engine's processes to CPUs: off | auto (the GPU's NUMA node) | a node's number."""
     nvtx: bool = False
     """Mark the phases of each step with NVTX ranges, for Nsight Systems."""
     profile_dir: str | None = None
@@ -112,6 +118,23 @@ class EngineConfig:
             raise ConfigError(f"dtype must be auto, float32, float16 or bfloat16, not {self.dtype!r}")
         if self.device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"device must be auto, cpu or cuda, not {self.device!r}")
+        if self.numa not in ("off", "auto") and not self.numa.isdecimal():
+            raise ConfigError(f"numa must be off, auto or the number of a node, not {self.numa!r}")
+        if self.quantization not in (None, "fp8"):
+            raise ConfigError(f"quantization must be fp8 or left out, not {self.quantization!r}")
+        if self.kv_cache_dtype not in ("auto", "fp8"):
+            raise ConfigError(f"kv_cache_dtype must be auto or fp8, not {self.kv_cache_dtype!r}")
+        if self.tensor_parallel > 1:
+            for name, value in (
+                ("quantization", self.quantization),
+                ("kv_cache_dtype", self.kv_cache_dtype if self.kv_cache_dtype != "auto" else None),
+            ):
+                if value is not None:
+                    raise ConfigError(f"{name} {value!r} works with tensor_parallel 1 only, for now")
+        if self.kv_cache_dtype == "fp8" and self.attention_backend == "flash_attn":
+            raise ConfigError(
+                "kv_cache_dtype 'fp8' needs attention_backend 'triton' or 'torch': 'flash_attn' reads none"
+            )
         if self.load_format not in ("auto", "dummy"):
             raise ConfigError(f"load_format must be auto or dummy, not {self.load_format!r}")
         if self.max_queued_requests < 0:

@@ -82,7 +82,10 @@ def build_engine_core(config: EngineConfig, report: Report) -> Core:
     report(wire.Resolved(str(local.path), local.model_id, local.revision))
     stage("preparing", None, str(local.path))
     from leadline.engine.engine_core import EngineCore
+    from leadline.engine.numa import bind_process
+    from leadline.engine.runner.build import resolve_device
 
+    bind_process(config.numa, resolve_device(config))
     core = EngineCore(config, local, progress=bars, report=stage)
     stage("warming", None, f"{core.num_kv_blocks} KV blocks of {config.block_size} tokens")
     _warm(core)

@@ -91,9 +91,12 @@ class TorchBackend:
     ) -> torch.Tensor:
         batch = self._batch
         assert batch is not None, "begin() comes before forward()"
+        if k_cache.dtype != k.dtype:
+            # What the cache will give back: a chunk attends to the same keys with a prefix hit and without.
+            k, v = _rounded(k, k_cache.dtype), _rounded(v, v_cache.dtype)
         if not batch.kv_written:
-            k_cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, k)
-            v_cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, v)
+            _write(k_cache, batch.slot_mapping, k)
+            _write(v_cache, batch.slot_mapping, v)
         decodes = batch.num_decodes
         if decodes == batch.num_tokens:
             return self._decode(q, k_cache, v_cache)
@@ -118,8 +121,8 @@ class TorchBackend:
         self, group: _DecodeGroup, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
     ) -> torch.Tensor:
         rows, spec = q.shape[0], self.spec
-        keys = k_cache.flatten(0, 1).index_select(0, group.index)
-        values = v_cache.flatten(0, 1).index_select(0, group.index)
+        keys = _read(k_cache.flatten(0, 1), group.index, q.dtype)
+        values = _read(v_cache.flatten(0, 1), group.index, q.dtype)
         shape = (rows, -1, spec.num_kv_heads, spec.head_dim)
         keys, values = keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
         queries = q.reshape(rows, spec.num_kv_heads, self.group, spec.head_dim)
@@ -137,8 +140,8 @@ class TorchBackend:
     ) -> torch.Tensor:
         """[count, num_heads, head_dim]. A row that is the whole context reads its keys from k, v directly."""
         if row.count < row.context:
-            k = _gather(k_cache, row.blocks)[: row.context]
-            v = _gather(v_cache, row.blocks)[: row.context]
+            k = _read(k_cache, row.blocks, q.dtype).flatten(0, 1)[: row.context]
+            v = _read(v_cache, row.blocks, q.dtype).flatten(0, 1)[: row.context]
         out = F.scaled_dot_product_attention(
             q.transpose(0, 1)[None],
             k.transpose(0, 1)[None],
@@ -151,9 +154,26 @@ class TorchBackend:
         return out[0].transpose(0, 1)
 
 
-def _gather(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """[blocks * block_size, num_kv_heads, head_dim] out of the paged cache."""
-    return cache.index_select(0, blocks).flatten(0, 1)
+def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x as a cache of `dtype`, an 8-bit float, holds it: what is too large saturates."""
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype).to(x.dtype)
+
+
+def _write(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """rows [T, heads, dim] to their slots. torch indexes no 8-bit floats: they go as bytes."""
+    if cache.dtype == rows.dtype:
+        cache.flatten(0, 1).index_copy_(0, slots, rows)
+    else:
+        as_bytes = rows.to(cache.dtype).view(torch.uint8)
+        cache.view(torch.uint8).flatten(0, 1).index_copy_(0, slots, as_bytes)
+
+
+def _read(cache: torch.Tensor, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """cache[index] in `dtype`."""
+    if cache.dtype == dtype:
+        return cache.index_select(0, index)
+    return cache.view(torch.uint8).index_select(0, index).view(cache.dtype).to(dtype)
 
 
 def _by_length(lengths: list[int]) -> list[list[int] | None]:

@@ -141,14 +141,14 @@ def decode_kernel(
         base = page.to(tl.int64) * page_stride + (start % BLOCK_SIZE) * (KV_HEADS * HEAD_DIM)
         live = start + keys < end
         mask = live[:, None] & dim_ok[None, :]
-        k = tl.load(k_cache + base + offsets, mask=mask, other=0.0)
+        k = tl.load(k_cache + base + offsets, mask=mask, other=0.0).to(q_tile.dtype)
         scores = tl.dot(q_tile, tl.trans(k), input_precision=PRECISION) * scale_log2
         scores = tl.where(live[None, :], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
         shrink = tl.exp2(peak - new_peak)
         probs = tl.exp2(scores - new_peak[:, None])
         weight = weight * shrink[:, None] + probs
-        v = tl.load(v_cache + base + offsets, mask=mask, other=0.0)
+        v = tl.load(v_cache + base + offsets, mask=mask, other=0.0).to(q_tile.dtype)
         acc = tl.dot(probs.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         peak = new_peak
         page = next_page

@@ -105,6 +105,7 @@ def _tile(
     else:
         k = tl.load(k_cache + offsets)
         v = tl.load(v_cache + offsets)
+    k, v = k.to(q_tile.dtype), v.to(q_tile.dtype)
     scores = tl.dot(q_tile, tl.trans(k), input_precision=PRECISION)
     if MASKED:
         scores = tl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))

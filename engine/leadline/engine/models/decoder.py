@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from leadline.engine.errors import ConfigError
 from leadline.engine.models.base import AttentionFn, KVWrite
 from leadline.engine.models.config import ModelConfig
 from leadline.engine.models.layers import (
     ColumnLinear,
+    Linear,
     Norm,
     Place,
     RowLinear,
@@ -105,8 +107,12 @@ class DecoderLayer:
         yield from self.gate_up.slots(f"{prefix}.mlp")
         yield from self.down.slots(f"{prefix}.mlp.down_proj")
 
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self.qkv, self.o, self.gate_up, self.down
+
     def finalize(self) -> None:
-        for linear in (self.qkv, self.o, self.gate_up, self.down):
+        for linear in self.linears:
             linear.finalize()
 
 
@@ -206,6 +212,20 @@ class Decoder:
             yield from layer.slots(f"model.layers.{layer.index}")
         yield from self.norm.slots("model.norm")
         yield from self.head.slots("lm_head")
+
+    def quantize(self) -> None:
+        """Call after loading and before `finalize`: the layers' linears become FP8; embedding, norms and head
+        stay as they are. Raises ConfigError for widths that FP8 products do not take."""
+        for linear in self.layers[0].linears:
+            if linear.weight.is_cuda and any(size % 16 for size in linear.weight.shape):
+                raise ConfigError(
+                    "quantization 'fp8' needs projections whose widths are multiples of 16; one here is "
+                    f"{linear.weight.shape[1]} to {linear.weight.shape[0]}"
+                )
+        for layer in self.layers:
+            for linear in layer.linears:
+                linear.quantize()
+        self.few_rows = None  # its kernels read 16-bit weights
 
     def finalize(self) -> None:
         """Call once after loading: put weights into the layout that runs fastest, layer by layer."""

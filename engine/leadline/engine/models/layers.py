@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from leadline.engine.models.fp8 import quantize_rows, round_rows, scaled_product
 from leadline.engine.models.parallel import Part, Sum, TensorParallel
 
 __all__ = [
@@ -74,11 +75,26 @@ class Linear:
         self.weight = weight
         self.bias = bias
         self.packed: torch.Tensor | None = None
+        self.scale: torch.Tensor | None = None
+        """float32 [out, 1] of a weight in FP8"""
+        self.rounds_input = False
+        """Reference of FP8: the weight is rounded already."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.scale is not None:
+            return scaled_product(x, self.weight, self.scale, self.bias)
+        if self.rounds_input:
+            x = round_rows(x)
         if self.packed is not None:
             return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
+
+    def quantize(self) -> None:
+        """Call after loading and before `finalize`: the weight becomes FP8 (models/fp8.py)."""
+        if self.weight.is_cuda:
+            self.weight, self.scale = quantize_rows(self.weight)
+        else:
+            self.weight, self.rounds_input = round_rows(self.weight), True
 
     def finalize(self) -> None:
         """Call once after loading. On CPU in float32, exchange the weight for oneDNN's blocked layout.

@@ -42,12 +42,15 @@ def load_model(
     report: ReportStage = no_report,
     seed: int = 0,
     max_positions: int | None = None,
+    quantization: str | None = None,
+    fp8_kv: bool = False,
 ) -> Decoder:
     """Build the model on `device` and fill it. `local` may be a folder.
 
     `collectives` carries all_reduce and all_gather where tp_size > 1. `load_format="dummy"` draws small
     random weights from `seed` instead of reading any. `max_positions` shortens the rotary tables to the
-    engine's context. `progress`: a bar on stderr; `report` hears how many of this rank's bytes are read.
+    engine's context. `quantization="fp8"` rounds the layers' linears; `fp8_kv` scales keys and values for a
+    cache in FP8. `progress`: a bar on stderr; `report` hears how many of this rank's bytes are read.
     Raises ModelNotFound (no safetensors, unreadable), UnsupportedModel (tensors missing, unexpected or of
     another shape), ConfigError (the model cannot be split over the ranks).
     """
@@ -63,6 +66,12 @@ def load_model(
         else:
             folder = local.path if isinstance(local, LocalModel) else Path(local)
             _fill(model, _weight_files(folder), progress and tp_rank == 0, report)
+        if fp8_kv:
+            from leadline.engine.models.kv_scales import fold_kv_scales
+
+            fold_kv_scales(model)
+        if quantization == "fp8":
+            model.quantize()
         model.finalize()
     return model
 

@@ -17,6 +17,7 @@ from leadline.engine.errors import ConfigError, OutOfMemory
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.base import CausalLM
 from leadline.engine.models.config import ModelConfig
+from leadline.engine.models.fp8 import FP8, check_fp8_linear, has_fp8
 from leadline.engine.models.loader import load_model
 from leadline.engine.progress import ReportStage, no_report
 from leadline.engine.runner.memory import block_bytes, fit_context, gpu_kv_bytes, out_of_memory_is_typed
@@ -63,6 +64,27 @@ def resolve_context(config: EngineConfig, model_config: ModelConfig) -> int:
             "it, or set rope scaling in the model's config.json"
         )
     return config.max_model_len or limit
+
+
+def check_fp8(config: EngineConfig, dtype: torch.dtype, device: torch.device, *, loaded: bool) -> None:
+    """Raise ConfigError for FP8 settings that this device and dtype cannot serve. `loaded`: the model comes
+    ready, its weights as they are."""
+    if config.quantization is None and config.kv_cache_dtype == "auto":
+        return
+    if loaded:
+        raise ConfigError("quantization and kv_cache_dtype are applied while loading: not to a loaded model")
+    if config.quantization is not None:
+        check_fp8_linear(f"quantization {config.quantization!r}", dtype, device)
+    if config.kv_cache_dtype == "fp8" and device.type == "cuda" and not has_fp8(device):
+        raise ConfigError(
+            "kv_cache_dtype 'fp8' needs a GPU that converts FP8 (compute capability 8.9 or more: Ada, Hopper "
+            "and later)"
+        )
+
+
+def kv_dtype(config: EngineConfig, model: CausalLM) -> torch.dtype:
+    """What the KV cache holds."""
+    return FP8 if config.kv_cache_dtype == "fp8" else model.dtype
 
 
 def set_cpu_threads(config: EngineConfig) -> None:
@@ -113,6 +135,7 @@ def build_shard(
     device = resolve_device(config)
     dtype = resolve_dtype(config, model_config, device)
     length = resolve_context(config, model_config)
+    check_fp8(config, dtype, device, loaded=model is not None)
     if device.type == "cpu":
         set_cpu_threads(config)
     if model is None:
@@ -130,6 +153,8 @@ def build_shard(
                 report=report,
                 seed=config.seed,
                 max_positions=length,
+                quantization=config.quantization,
+                fp8_kv=config.kv_cache_dtype == "fp8",
             )
     report("sizing the KV cache", None, "")
     num_blocks, length = _size_pool(config, model, length, device, group)
@@ -192,7 +217,7 @@ def _capture(config: EngineConfig, runner: ModelRunner, group: RankGroup | None)
 def _size_pool(
     config: EngineConfig, model: CausalLM, length: int, device: torch.device, group: RankGroup | None
 ) -> tuple[int, int]:
-    size = block_bytes(model, config.block_size)
+    size = block_bytes(model, config.block_size, kv_dtype(config, model))
     if config.num_kv_blocks is not None:
         num_blocks = config.num_kv_blocks
     elif device.type == "cpu":
@@ -219,6 +244,12 @@ def _size_pool(
     return num_blocks, fit_context(config, length, num_blocks, size, device)
 
 
+def _backend_name(config: EngineConfig, device: torch.device) -> str:
+    """flash-attn reads no FP8 cache."""
+    choose = config.attention_backend == "auto" and config.kv_cache_dtype == "fp8" and device.type == "cuda"
+    return "triton" if choose else config.attention_backend
+
+
 def _make_runner(
     config: EngineConfig, model: CausalLM, num_blocks: int, length: int, device: torch.device
 ) -> ModelRunner:
@@ -235,8 +266,8 @@ def _make_runner(
     )
     return ModelRunner(
         model,
-        make_backend(config.attention_backend, spec),
-        allocate_kv(model, num_blocks, config.block_size, device),
+        make_backend(_backend_name(config, device), spec),
+        allocate_kv(model, num_blocks, config.block_size, device, kv_dtype(config, model)),
         block_size=config.block_size,
         max_slots=config.max_concurrent_requests,
         max_model_len=length,

@@ -22,9 +22,9 @@ from leadline.engine.models.base import CausalLM
 __all__ = ["block_bytes", "fit_context", "gpu_kv_bytes", "oom_message", "out_of_memory_is_typed"]
 
 
-def block_bytes(model: CausalLM, block_size: int) -> int:
-    """Bytes of one KV block over all layers, keys and values."""
-    return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_dim * model.dtype.itemsize
+def block_bytes(model: CausalLM, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one KV block over all layers, keys and values, in a cache of `dtype`."""
+    return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
 
 
 def gpu_kv_bytes(config: EngineConfig, device: torch.device, profile: Callable[[], None]) -> int:

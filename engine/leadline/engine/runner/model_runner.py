@@ -38,13 +38,15 @@ _PROMPT_LOGPROB_ROWS = 128
 """Positions whose logits exist at once while prompt logprobs are computed."""
 
 
-def allocate_kv(model: CausalLM, num_blocks: int, block_size: int, device: torch.device) -> KVCache:
+def allocate_kv(
+    model: CausalLM, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
+) -> KVCache:
     """Zeroed k and v, [num_blocks, block_size, num_kv_heads, head_dim], for each layer."""
     shape = (num_blocks, block_size, model.num_kv_heads, model.head_dim)
     return [
         (
-            torch.zeros(shape, dtype=model.dtype, device=device),
-            torch.zeros(shape, dtype=model.dtype, device=device),
+            torch.zeros(shape, dtype=dtype, device=device),
+            torch.zeros(shape, dtype=dtype, device=device),
         )
         for _ in range(model.num_layers)
     ]

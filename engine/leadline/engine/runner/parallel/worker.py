@@ -22,6 +22,7 @@ import torch
 
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.config import load_model_config
+from leadline.engine.numa import bind_process
 from leadline.engine.runner.build import build_shard
 from leadline.engine.runner.memory import oom_message
 from leadline.engine.runner.parallel.agreement import checksums
@@ -63,6 +64,7 @@ def main(argv: list[str]) -> int:
 
 def _serve(setup: Setup, leader: socket.socket, meeting_fd: int, plans_fd: int) -> None:
     config, device = setup.config, _device(setup)
+    bind_process(config.numa, device)
     local = LocalModel(Path(setup.path), setup.model_id, setup.revision)
     model_config = load_model_config(local.path)
     plans = PlanReader(plans_fd, leader)
