@@ -71,6 +71,8 @@ def test_the_engine_accepts_every_argument_the_operator_may_write() -> None:
             "blockSize": 32,
             "gpuMemoryUtilization": 0.5,
             "dtype": "float32",
+            "quantization": "fp8",
+            "kvCacheDtype": "fp8",
             "maxConcurrentRequests": 2,
             "warmupPrompts": ["Hi"],
         },
