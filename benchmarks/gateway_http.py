@@ -5,7 +5,9 @@
     python benchmarks/gateway_http.py --routers /tmp/routers [--workers 2] [--rounds 3] [--seconds 5]
 
 The mock engines are two servers of one nginx process that answer every request with the same small chat
-completion, so what is measured is the router between. `wrk` asks with a two-message chat, not streamed:
+completion, so what is measured is the router between. `wrk` asks with a two-message chat, not streamed,
+always the same one; with --distinct each request has a question of its own, which a router that works with
+tokens must render and tokenize:
 
     requests/s    64 connections for `--seconds`, the median of `--rounds`; in a round all take turns
     added p50     1 connection; the median over what the mock engine takes without a router
@@ -83,10 +85,20 @@ LUA = """
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
 wrk.body = %s
+%s
 done = function(summary, latency, requests)
   local e = summary.errors
   io.write(string.format("\\nRESULT %%d %%d %%f %%f %%d\\n", summary.requests, summary.duration,
     latency:percentile(50), latency:percentile(99), e.connect + e.read + e.write + e.status + e.timeout))
+end
+"""
+
+DISTINCT = """
+local number = os.time() * 1000000
+request = function()
+  number = number + 1
+  local body = string.gsub(wrk.body, "France", string.format("country %d", number))
+  return wrk.format(nil, nil, nil, body)
 end
 """
 
@@ -324,6 +336,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=300)
     parser.add_argument("--pieces", type=int, default=40)
     parser.add_argument("--model", help="model folder: measure with its tokenizer as well")
+    parser.add_argument("--distinct", action="store_true", help="no two requests with the same prompt")
     parser.add_argument("--no-record", action="store_true", help="leave benchmarks/results.jsonl alone")
     parser.add_argument("--mock", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--read", help=argparse.SUPPRESS)
@@ -342,7 +355,7 @@ def main() -> None:
 
 def small(given: argparse.Namespace, folder: Path) -> None:
     script = folder / "chat.lua"
-    script.write_text(LUA % json.dumps(BODY))
+    script.write_text(LUA % (json.dumps(BODY), DISTINCT if given.distinct else ""))
     engines = [f"127.0.0.1:{FIRST_PORT + offset}" for offset in (1, 2)]
     servers = "\n".join(
         f"server {{ listen {engine}; location / {{ return 200 $answer; }} }}" for engine in engines
@@ -367,7 +380,8 @@ def small(given: argparse.Namespace, folder: Path) -> None:
             continue
         engine = target.name.partition(",")[0]
         version = None if engine == "leadline" else "mock engine alone" if engine == "direct" else "PyPI"
-        label = f"gateway, 64 connections{target.name.removeprefix(engine)}"
+        what = "64 connections, distinct prompts" if given.distinct else "64 connections"
+        label = f"gateway, {what}{target.name.removeprefix(engine)}"
         ratio = rate / peer if peer and engine == "leadline" else None
         common: dict[str, Any] = {"engine": engine, "engine_version": version}
         record(f"{label}, requests", round(rate), "1/s", peer_ratio=ratio and round(ratio, 3), **common)

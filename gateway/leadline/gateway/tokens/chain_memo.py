@@ -24,6 +24,8 @@ from leadline.protocol.chain import ChainNamespace, chain_after, short
 __all__ = ["ChainMemo", "root_of"]
 
 _NODE_BYTES = 420
+_FEW_BLOCKS = 8
+"""So many are hashed sooner than they are looked up."""
 
 root_of = lru_cache(maxsize=1024)(ChainNamespace.root)
 """The root of a namespace; most requests come in a few of them."""
@@ -53,8 +55,10 @@ class ChainMemo:
 
     def chain(self, namespace: ChainNamespace, segments: Sequence[Segment], ids: "array[int]") -> list[int]:
         """`short` of every full block of `ids`, which are the ids of `segments` joined."""
-        shorts: list[int] = []
         last = root = root_of(namespace)
+        if len(ids) <= _FEW_BLOCKS * namespace.block_size:
+            return [short(block) for block in chain_after(root, ids, namespace.block_size)]
+        shorts: list[int] = []
         where: bytes | int = root
         path: list[tuple[bytes | int, int]] = []
         for segment in segments:
