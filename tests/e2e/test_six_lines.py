@@ -12,6 +12,7 @@ import openai
 import pytest
 import yaml
 from real_cluster import ROOT, Audit, Cluster, Namespace, values_here
+from two_turns import second_turn_is_as_predicted
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -97,6 +98,7 @@ def test_six_lines_answer_a_chat_and_deleting_them_leaves_nothing(installed: Ins
     print(namespace.kubectl("get", "isvc"))
     assert "Paris" in ask(installed.gateway, "smollm2")
     print(f"answered {time.monotonic() - began:.1f} s after the apply")
+    print(second_turn_is_as_predicted(installed.gateway, "smollm2", namespace.until))
 
     # NetworkPolicy: the engine answers the gateway's pods and nobody else's.
     address = namespace.items("pods", "serving.leadline.io/service=smollm2")[0]["status"]["podIP"]

@@ -14,8 +14,9 @@ from leadline.protocol.text.bundle import MAX_BUNDLE_BYTES, bundle_digest
 __all__ = ["PATH", "BundleRefused", "fetch_bundle", "fetch_names"]
 
 PATH = "/admin/tokenizer"
-_SECONDS = 30.0
-_NAMES_SECONDS = 5.0
+# A network policy that does not know a new pod yet drops packets: a connection that comes, comes at once.
+_PATIENCE = aiohttp.ClientTimeout(total=30.0, sock_connect=2.0)
+_NAMES_PATIENCE = aiohttp.ClientTimeout(total=5.0, sock_connect=2.0)
 _MAX_NAMES_BYTES = 1 << 20
 
 
@@ -58,7 +59,7 @@ async def fetch_bundle(
             f"http://{address}{PATH}",
             headers=asked,
             allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=_SECONDS),
+            timeout=_PATIENCE,
         ) as response:
             if response.status == 304 and known:
                 return None
@@ -88,7 +89,7 @@ async def fetch_names(
             f"http://{address}/v1/models",
             headers=headers,
             allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=_NAMES_SECONDS),
+            timeout=_NAMES_PATIENCE,
         ) as response:
             if response.status != 200:
                 return ()

@@ -40,7 +40,9 @@ __all__ = ["TokenKeeper"]
 logger = logging.getLogger("leadline.gateway")
 
 _LOOK_SECONDS = 0.5
-_FIRST_RETRY, _LAST_RETRY = 1.0, 60.0
+_FIRST_RETRY, _LAST_RETRY = 0.5, 60.0
+_LAST_RETRY_UNREACHABLE = 5.0
+"""A pod that does not answer may do so any moment, such as when its network policy has come into force."""
 _ASK_AGAIN = 60.0
 """Where pods report no digest: how often one is asked whether its tokenizer is still the same."""
 
@@ -127,7 +129,7 @@ class TokenKeeper:
         if self._loaded is None:
             assert refused is not None
             self._fall_back(refused.reason, str(refused))
-            self._retry_later()
+            self._retry_later(refused.reason)
             return
         # What was loaded may be all there is, refused or not: it will do if it agrees.
         _, tokens = self._loaded
@@ -188,9 +190,10 @@ class TokenKeeper:
             self._changed(service)
             logger.warning("%s: matching by text (%s): %s", service.name, reason.value, detail)
 
-    def _retry_later(self) -> None:
-        self._due = time.monotonic() + self._pause * random.uniform(0.7, 1.0)
-        self._pause = min(2 * self._pause, _LAST_RETRY)
+    def _retry_later(self, reason: Reason | None = None) -> None:
+        last = _LAST_RETRY_UNREACHABLE if reason is Reason.UNREACHABLE else _LAST_RETRY
+        self._due = time.monotonic() + min(self._pause, last) * random.uniform(0.7, 1.0)
+        self._pause = min(2 * self._pause, last)
 
 
 def _digest(pod: Pod) -> str:
