@@ -24,6 +24,7 @@ import httptools
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from leadline.gateway.proxy.client_socket import ClientSocket
 from leadline.gateway.proxy.deadlines import Deadlines
 from leadline.gateway.proxy.exchange import Exchange, SlowRequest, whole_answer
 from leadline.protocol.errors import RequestError, encode_error
@@ -48,7 +49,7 @@ class _BadRequest(RequestError):
     status = 400
 
 
-class ServerProtocol(asyncio.Protocol):
+class ServerProtocol(ClientSocket):
     """Give it to `uvicorn.Config(http=…)`. The application has `respond(exchange)`, which gives a coroutine,
     `settings` (ProxySettings) and `deadlines`."""
 
@@ -56,7 +57,6 @@ class ServerProtocol(asyncio.Protocol):
         "_app",
         "_deadlines",
         "_deaf",
-        "_drain",
         "_exchange",
         "_header_bytes",
         "_headers",
@@ -66,16 +66,12 @@ class ServerProtocol(asyncio.Protocol):
         "_loop",
         "_open",
         "_parser",
-        "_reading_paused",
         "_settings",
         "_state",
         "_task",
         "_timed",
-        "_transport",
         "_url",
         "_waiting",
-        "client",
-        "write_paused",
     )
 
     def __init__(
@@ -85,6 +81,7 @@ class ServerProtocol(asyncio.Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
+        super().__init__()
         if not config.loaded:
             config.load()
         app: Any = config.loaded_app
@@ -96,8 +93,6 @@ class ServerProtocol(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         # A client may send more behind a request that says "close": it is ignored, the request is answered.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self._transport: asyncio.Transport | None = None
-        self.client: str | None = None
 
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -119,17 +114,12 @@ class ServerProtocol(asyncio.Protocol):
         """No request is taken behind those that have come."""
         self._lingering = False
         """The last answer was given, and its request comes on."""
-        self._reading_paused = False
-        self.write_paused = False
-        self._drain: asyncio.Future[None] | None = None
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]
+        super().connection_made(transport)
         self._state.connections.add(self)  # type: ignore[arg-type]
-        peer = transport.get_extra_info("peername")
-        self.client = peer[0] if isinstance(peer, tuple) else None
         self._deadlines.set(self, time.monotonic() + self._settings.keep_alive)
 
     def data_received(self, data: bytes) -> None:
@@ -147,9 +137,6 @@ class ServerProtocol(asyncio.Protocol):
         if self._open:
             self._unfinished()
 
-    def eof_received(self) -> bool:
-        return False
-
     def connection_lost(self, error: Exception | None) -> None:
         self._state.connections.discard(self)
         self._deadlines.forget(self)
@@ -163,14 +150,8 @@ class ServerProtocol(asyncio.Protocol):
             if task is not None:
                 task.cancel()
 
-    def pause_writing(self) -> None:
-        self.write_paused = True
-
     def resume_writing(self) -> None:
-        self.write_paused = False
-        drain, self._drain = self._drain, None
-        if drain is not None and not drain.done():
-            drain.set_result(None)
+        super().resume_writing()
         self._next()
 
     # httptools
@@ -234,18 +215,6 @@ class ServerProtocol(asyncio.Protocol):
 
     # For exchanges
 
-    def send(self, data: bytes) -> None:
-        transport = self._transport
-        if transport is not None:
-            transport.write(data)
-
-    async def drained(self) -> None:
-        """Wait until the client has read some of what was written."""
-        while self.write_paused:
-            if self._drain is None:
-                self._drain = self._loop.create_future()
-            await asyncio.shield(self._drain)
-
     def wanted(self) -> None:
         """Somebody waits for the rest of a body."""
         if not self._waiting:
@@ -268,11 +237,6 @@ class ServerProtocol(asyncio.Protocol):
         elif not self._timed:
             self._deadlines.set(self, time.monotonic() + self._settings.keep_alive)
 
-    def drop(self) -> None:
-        """Break the connection off: what was sent cannot be made whole."""
-        if self._transport is not None:
-            self._transport.abort()
-
     # uvicorn and Deadlines
 
     def shutdown(self) -> None:
@@ -288,6 +252,8 @@ class ServerProtocol(asyncio.Protocol):
             transport.abort()  # it does not read what it was sent
         elif self._lingering:
             self._close()
+        elif self._timed and self._reading_paused:
+            self._deadlines.set(self, time.monotonic() + self._settings.request_timeout)  # we make it wait
         elif self._timed:
             fault = SlowRequest(
                 f"the request did not arrive within {self._settings.request_timeout:g} s",
@@ -376,16 +342,6 @@ class ServerProtocol(asyncio.Protocol):
             return False
         last.keep_alive = False
         return True
-
-    def _pause_reading(self) -> None:
-        if not self._reading_paused and self._transport is not None:
-            self._reading_paused = True
-            self._transport.pause_reading()
-
-    def _resume_reading(self) -> None:
-        if self._reading_paused and self._transport is not None:
-            self._reading_paused = False
-            self._transport.resume_reading()
 
     def _close(self) -> None:
         if self._transport is not None:
