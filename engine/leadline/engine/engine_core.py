@@ -49,7 +49,7 @@ _FAILURES_IN_A_ROW = 3
 """Steps that may fail, one after the other, before the engine gives itself up."""
 _EMA = 0.1
 _DRAFTING_ROWS = {"cpu": 4, "cuda": 16}
-"""Decoding sequences up to which drafts pay (docs/decisions/011)."""
+"""Decoding sequences up to which drafts pay (docs/decisions/015)."""
 
 
 class Grammar(Protocol):

@@ -103,5 +103,6 @@ def test_the_document_covers_every_route(server: LiveServer) -> None:
         "/version",
         "/admin/reset_prefix_cache",
         "/admin/tokenizer",
+        "/admin/profile",
         "/admin/warmup",
     }

@@ -48,8 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", metavar="FILE", help="write the result there as JSON")
     group.add_argument("--plot", metavar="FILE", help="write a plot there, as PNG")
     add_engine_options(parser)
-    # Two engines share the device.
-    parser.set_defaults(gpu_memory_utilization=0.4)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,6 +81,11 @@ def matrix(
 ) -> dict[str, Any]:
     """Measure; see table.py for the shape of the result."""
     machine = Machine.this(settings.get("device", "auto"))
+    if machine.gpus and settings.get("num_kv_blocks") is None:
+        # Two engines share the GPU, so neither may take what it finds free.
+        block = settings["block_size"]
+        need = size.requests * (-(-(size.prompt_tokens + size.output_tokens) // block) + 1)
+        settings = {**settings, "num_kv_blocks": max(256, 2 * need)}
     result: dict[str, Any] = {
         "model": settings.get("served_name") or Path(model).name,
         "machine": _describe(machine),
