@@ -1,6 +1,7 @@
 """Global settings of the tests, made before anything imports torch: no network, few threads."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,20 +18,20 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "2")
 
 
+_IMAGES_SECONDS = 1500.0
 _LEFT_OUT = pytest.StashKey[int]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests marked `cluster` need one that KUBECONFIG names; without it they are deselected, and said so.
 
-    With it they come last, and those of tests/e2e after the others: only they need our images, which
-    `.ci/run` builds meanwhile."""
+    With it they come last, and at the very end those that need our images, which `.ci/run` builds
+    meanwhile."""
     if os.environ.get("KUBECONFIG"):
-        end_to_end = Path(__file__).parent / "e2e"
         items.sort(
             key=lambda item: (
                 item.get_closest_marker("cluster") is not None,
-                item.get_closest_marker("cluster") is not None and end_to_end in item.path.parents,
+                "images" in getattr(item, "fixturenames", ()),
             )
         )
         return
@@ -52,6 +53,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
             "Here: ../shared/cluster/up.sh DIR; make images CLUSTER=DIR. See docs/install.md",
             yellow=True,
         )
+
+
+@pytest.fixture(scope="session")
+def images() -> str:
+    """What building the images printed, once they are in the cluster. `.ci/run` builds them while other tests
+    run, and LEADLINE_E2E_IMAGES_LOG is where it logs that; elsewhere they were made beforehand."""
+    name = os.environ.get("LEADLINE_E2E_IMAGES_LOG")
+    if name is None:
+        return ""
+    log, ends = Path(name), time.monotonic() + _IMAGES_SECONDS
+    while not (text := log.read_text()).endswith(("images: done\n", "images: failed\n")):
+        assert time.monotonic() < ends, f"images took too long:\n{text[-3000:]}"
+        time.sleep(0.5)
+    assert text.endswith("images: done\n"), f"images could not be built:\n{text[-3000:]}"
+    return text
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from cluster_tools import ROOT, Cluster, kubectl_path, operator, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.usefixtures("images")]
 
 IMAGE = os.environ.get("LEADLINE_E2E_IMAGES", "leadline/NAME:dev").replace("NAME", "engine")
 SECURITY = {
