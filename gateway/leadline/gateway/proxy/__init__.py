@@ -10,7 +10,7 @@ In reading order:
     attempts         pods tried one after the other until the first byte; attempt: one of them
     relay            the answer's way back: whole, streamed, moved
     migration        one stream over several pods
-    upstream         HTTP/1.1 to pods; patience: waiting for them, and pods that hang
+    upstream         HTTP/1.1 to pods; pool: connections kept; patience: waiting, and pods that hang
     asgi             the gateway's other routes
     breaker, deadlines, headers, events, gate, settings, call, access_log, tracing: their parts
 

@@ -21,12 +21,12 @@ from leadline.gateway.proxy.call import Call
 from leadline.gateway.proxy.deadlines import Deadlines
 from leadline.gateway.proxy.headers import header, request_head
 from leadline.gateway.proxy.patience import Patience
+from leadline.gateway.proxy.pool import Pool
 from leadline.gateway.proxy.routing import choose
 from leadline.gateway.proxy.settings import ProxySettings
 from leadline.gateway.proxy.upstream import (
     ConnectFailed,
     Connection,
-    Pool,
     UpstreamError,
     UpstreamLost,
     UpstreamTimeout,

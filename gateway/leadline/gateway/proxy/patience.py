@@ -20,8 +20,9 @@ from typing import TypeVar
 
 from leadline.gateway.pods import Pod
 from leadline.gateway.proxy.breaker import breaker_of
+from leadline.gateway.proxy.pool import Pool
 from leadline.gateway.proxy.settings import ProxySettings
-from leadline.gateway.proxy.upstream import Connection, PodHangs, Pool, UpstreamError, UpstreamTimeout
+from leadline.gateway.proxy.upstream import Connection, PodHangs, UpstreamError, UpstreamTimeout
 
 __all__ = ["Patience"]
 
