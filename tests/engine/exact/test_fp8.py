@@ -195,7 +195,11 @@ def test_settings_that_do_not_go_together_are_refused_by_name():
     refuse("kv_cache_dtype must be auto or fp8", kv_cache_dtype="fp4")
     refuse("quantization .* tensor_parallel 1", quantization="fp8", tensor_parallel=2)
     refuse("kv_cache_dtype .* tensor_parallel 1", kv_cache_dtype="fp8", tensor_parallel=2)
-    refuse("kv_cache_dtype .* flash_attn", kv_cache_dtype="fp8", attention_backend="flash_attn")
+    refuse(
+        "kv_cache_dtype .* attention_backend .*flash_attn",
+        kv_cache_dtype="fp8",
+        attention_backend="flash_attn",
+    )
     check_fp8_linear("quantization 'fp8'", torch.float32, torch.device("cpu"))
 
 
