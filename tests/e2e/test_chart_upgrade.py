@@ -6,12 +6,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ import pytest
 import yaml
 from promql import TARGET_LABELS, ask, expressions, tell
 from real_cluster import CHART, Cluster, Namespace, values_here
+from streams import Load
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -76,64 +74,6 @@ def helm(namespace: Namespace, verb: str, name: str, chart: Path, values: dict[s
     finally:
         if chart == CHART:
             file.unlink()
-
-
-@dataclass(slots=True)
-class Stream:
-    began: float
-    ended: float
-    pieces: int
-    finish: str | None
-    error: str = ""
-
-
-class Load:
-    """Streams, one after the other in each of a few threads, each over a connection of its own.
-
-    As many tokens each as take `seconds` alone: longer than a rollout takes where the machine is fast, and
-    not for ever where it is slow."""
-
-    def __init__(self, url: str, threads: int = 3, seconds: float = 12.0) -> None:
-        self._url, self._tokens = url, 8
-        first = self._one(0)
-        assert not first.error, first.error
-        self._tokens = min(max(round(8 * seconds / (first.ended - first.began)), 16), 500)
-        print(f"streams of {self._tokens} tokens")
-        self._stop = threading.Event()
-        self.streams: list[Stream] = []
-        self._pool = ThreadPoolExecutor(threads)
-        self._running = [self._pool.submit(self._run, number) for number in range(threads)]
-
-    def _run(self, number: int) -> None:
-        while not self._stop.is_set():
-            self.streams.append(self._one(number))
-
-    def _one(self, number: int) -> Stream:
-        done = Stream(time.monotonic(), 0.0, 0, None)
-        try:
-            with openai.OpenAI(
-                base_url=f"{self._url}/v1", api_key="none", max_retries=0, timeout=120
-            ) as client:
-                for chunk in client.chat.completions.create(
-                    model="smollm2",
-                    messages=[{"role": "user", "content": f"Tell me of the sea, part {number}."}],
-                    max_tokens=self._tokens,
-                    stream=True,
-                    extra_body={"ignore_eos": True},
-                ):
-                    if chunk.choices:
-                        done.pieces += 1
-                        done.finish = chunk.choices[0].finish_reason or done.finish
-        except openai.OpenAIError as error:
-            done.error = repr(error)
-        done.ended = time.monotonic()
-        return done
-
-    def stop(self) -> list[Stream]:
-        self._stop.set()
-        for future in self._running:
-            future.result(180)
-        return self.streams
 
 
 def condition(namespace: Namespace) -> dict[str, Any]:
@@ -226,7 +166,7 @@ def test_an_upgrade_under_load_cuts_no_stream_and_leaves_engines_alone(
 
             before = {selector: pods(namespace, selector) for selector in (GATEWAY, OPERATOR, ENGINE)}
             transition = condition(namespace)["lastTransitionTime"]
-            load = Load(url)
+            load = Load(url, "smollm2")
             try:
                 namespace.until("streams are under way", lambda: running(namespace) >= 3, 60)
                 values["gateway"]["config"] = {"admission": {"max_queued": 999}}

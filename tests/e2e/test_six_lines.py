@@ -12,6 +12,7 @@ import openai
 import pytest
 import yaml
 from real_cluster import ROOT, Audit, Cluster, Namespace, values_here
+from streams import Load
 from two_turns import second_turn_is_as_predicted
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -143,12 +144,56 @@ def writes_nothing(system: Namespace) -> None:
     assert not writes, "written at steady state"
 
 
-def test_a_model_in_a_claim_that_a_job_fills_is_served_under_any_name(installed: Installed) -> None:
-    """Row P17: what clients call the model need not be a name that Kubernetes would take."""
-    documents = list(yaml.safe_load_all((SAMPLES / "model-from-claim.yaml").read_text()))
-    (served,) = (one for one in documents if one["kind"] == "InferenceService")
-    assert served["spec"]["servedName"] == "SmolLM2-135M-Instruct"
-    name = served["spec"]["servedName"] = "HuggingFaceTB/SmolLM2-135M.Instruct:模型-" + "x" * 63
-    installed.namespace.apply(documents)
+NAMES = (
+    "HuggingFaceTB/SmolLM2-135M.Instruct:模型-" + "x" * 63,
+    "HuggingFaceTB/SmolLM2-135M",
+    "Псевдоним." + "y" * 200,
+)
+
+
+def from_claim() -> list[dict[str, Any]]:
+    """The sample, but that its model has names which Kubernetes would not take for anything."""
+    documents: list[dict[str, Any]] = list(
+        yaml.safe_load_all((SAMPLES / "model-from-claim.yaml").read_text())
+    )
+    spec = documents[-1]["spec"]
+    assert spec["servedName"] == "SmolLM2-135M-Instruct"
+    spec["servedName"], spec["aliases"] = NAMES[0], list(NAMES[1:])
+    spec["rollout"] = {"maxSurge": 1, "maxUnavailable": 0}
+    return documents
+
+
+@pytest.fixture(scope="module")
+def claimed(installed: Installed) -> Installed:
+    installed.namespace.apply(from_claim())
     print(f"Ready {until_ready(installed, 'from-claim'):.1f} s after the apply, the claim filled meanwhile")
-    assert "Paris" in ask(installed.gateway, name)
+    return installed
+
+
+def test_a_model_in_a_claim_that_a_job_fills_is_served_under_any_name(claimed: Installed) -> None:
+    """Row P17: what clients call the model need not be a name that Kubernetes would take."""
+    for name in NAMES:
+        assert "Paris" in ask(claimed.gateway, name)
+
+
+def test_a_rollout_of_engines_cuts_no_stream(claimed: Installed) -> None:
+    """Row P8: a pod that is to go gets no new requests, and finishes those that it has."""
+    namespace, selector = claimed.namespace, "serving.leadline.io/service=from-claim"
+    (before,) = (one["metadata"]["name"] for one in namespace.items("pods", selector))
+    load = Load(claimed.gateway, NAMES[0], threads=2, seconds=5)
+    try:
+        namespace.until("streams come", lambda: len(load.streams) >= 2)
+        (changed,) = (one for one in from_claim() if one["kind"] == "InferenceService")
+        changed["spec"]["engine"]["maxModelLen"] = 1024
+        namespace.apply([changed])
+        seconds = namespace.until("the old pod is gone", lambda: not namespace.get("pod", before), 300)
+        print(f"the old pod was gone {seconds:.1f} s after the change")
+        gone, seen = time.monotonic(), len(load.streams)
+        namespace.until("the new pod answers", lambda: len(load.streams) >= seen + 3)
+    finally:
+        streams = load.stop()
+    print(f"{len(streams)} streams, {sum(one.pieces for one in streams)} pieces")
+    assert [one for one in streams if one.error or one.finish != "length"] == []
+    assert sum(one.began > gone for one in streams) >= 1
+    (after,) = (one["metadata"]["name"] for one in namespace.items("pods", selector))
+    assert after != before
