@@ -10,10 +10,15 @@
 
 from __future__ import annotations
 
-from leadline.engine.attention.interface import AttentionBackend, AttentionBatch, AttentionSpec
+from leadline.engine.attention.interface import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionSpec,
+    RawRotation,
+)
 from leadline.engine.errors import ConfigError
 
-__all__ = ["AttentionBackend", "AttentionBatch", "AttentionSpec", "make_backend"]
+__all__ = ["AttentionBackend", "AttentionBatch", "AttentionSpec", "RawRotation", "make_backend"]
 
 _NAMES = ("auto", "torch", "flash_attn", "triton")
 

@@ -5,8 +5,8 @@ Rows with one query token go to `flash_attn_with_kvcache`, chunks to `flash_attn
 table. flash-attn 2 pages only in blocks that are a multiple of 256 tokens; other block sizes are refused by
 name rather than gathered, since the `triton` backend reads them in place and is faster there.
 
-If the package `fa3_fwd` (forward only, bfloat16, no paging) can be imported, a step whose chunks all start
-at position 0 attends to its own fresh k and v through it.
+If the package `fa3_fwd` (forward only, bfloat16, no paging) can be imported, chunks that start at position 0
+attend to their own fresh k and v through it.
 
 The decode call's number of splits is frozen when a CUDA graph captures it (flash-attn derives it from the
 table's width); its results stay right for any lengths. Padding tokens of such a graph may have a slot of
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from leadline.engine.attention.fa3 import FreshChunks
-from leadline.engine.attention.interface import AttentionBatch, AttentionSpec
+from leadline.engine.attention.interface import AttentionBatch, AttentionSpec, RawRotation
 from leadline.engine.errors import ConfigError
 
 __all__ = ["FlashBackend"]
@@ -35,6 +35,7 @@ class FlashBackend:
     name = "flash_attn"
     graph_padding = 1
     graph_chunks = False
+    graph_fresh_chunks = False
 
     def __init__(self, spec: AttentionSpec) -> None:
         if spec.block_size % _BLOCK_MULTIPLE:
@@ -64,20 +65,20 @@ class FlashBackend:
         self._batch: AttentionBatch | None = None
         self._cu_chunks: torch.Tensor | None = None
         self._cu_context: torch.Tensor | None = None
-        self._fresh = False
+        self._fresh = (0, 0)
+        """First row and first token that FA3 takes."""
 
     def begin(self, batch: AttentionBatch) -> None:
         """Row boundaries of the chunks. Nothing is read back from the device."""
         self._batch = batch
+        self._fresh = first, _ = self._fa3.begin(batch)
         decodes = batch.num_decodes
-        if batch.num_rows == decodes:
+        if first == decodes:
             return
         # cu_q counts from the step's first token; the chunks' packed queries start after the decode rows.
-        self._cu_chunks = batch.cu_q[decodes:] - decodes
-        self._fresh = self._fa3.take(batch)
-        if not self._fresh:
-            lens = batch.context_lens[decodes : batch.num_rows]
-            self._cu_context = torch.nn.functional.pad(torch.cumsum(lens, 0, dtype=torch.int32), (1, 0))
+        self._cu_chunks = batch.cu_q[decodes : first + 1] - decodes
+        lens = batch.context_lens[decodes:first]
+        self._cu_context = torch.nn.functional.pad(torch.cumsum(lens, 0, dtype=torch.int32), (1, 0))
 
     def forward(
         self,
@@ -96,6 +97,7 @@ class FlashBackend:
         if not batch.kv_written:
             write_kv(k, v, k_cache, v_cache, batch.slot_mapping)
         decodes = batch.num_decodes
+        first, token = self._fresh
         parts = []
         if decodes:
             out = self._with_kvcache(
@@ -108,34 +110,38 @@ class FlashBackend:
                 causal=True,
             )
             parts.append(out.squeeze(1))
-        if batch.num_rows > decodes:
-            parts.append(self._chunks(q[decodes:], k[decodes:], v[decodes:], k_cache, v_cache))
+        if first > decodes:
+            parts.append(self._chunks(q[decodes:token], k_cache, v_cache))
+        if first < batch.num_rows:
+            fresh = torch.empty((len(q) - token, *q.shape[1:]), dtype=q.dtype, device=q.device)
+            self._fa3.attend(q[token:], k[token:], v[token:], fresh)
+            parts.append(fresh)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _chunks(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
+    def takes_raw(self, batch: AttentionBatch, cache: torch.Tensor) -> bool:
+        return False
+
+    def forward_raw(
+        self, qkv: torch.Tensor, rotation: RawRotation, k_cache: torch.Tensor, v_cache: torch.Tensor
     ) -> torch.Tensor:
-        batch = self._batch
+        raise RuntimeError("takes_raw(batch, cache) is False")
+
+    def _chunks(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        """The chunks that FA3 does not take."""
+        batch, first = self._batch, self._fresh[0]
         assert batch is not None
-        assert self._cu_chunks is not None
-        if self._fresh:
-            return self._fa3.attend(q, k, v, self._cu_chunks, batch.max_query_len)
+        decodes = batch.num_decodes
         return self._varlen(
             q,
             k_cache,
             v_cache,
             cu_seqlens_q=self._cu_chunks,
             cu_seqlens_k=self._cu_context,
-            max_seqlen_q=batch.max_query_len,
-            max_seqlen_k=batch.max_context_len,
+            max_seqlen_q=max(batch.query_lens_host[decodes:first]),
+            max_seqlen_k=max(batch.context_lens_host[decodes:first]),
             softmax_scale=self.spec.scale,
             causal=True,
-            block_table=batch.block_tables[batch.num_decodes : batch.num_rows],
+            block_table=batch.block_tables[decodes:first],
         )
 
 

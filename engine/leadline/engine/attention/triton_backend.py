@@ -6,8 +6,7 @@ over `begin` and the layers' `forward` (or over the layers alone, with `begin` c
 right for any lengths. In such a graph padding rows may have a context length of 0 (their output is zero)
 and padding tokens a slot of -1.
 
-If `fa3_fwd` can be imported, a step whose chunks all start at position 0 attends to them through it (see
-fa3.py).
+If `fa3_fwd` can be imported, chunks that start at position 0 go through it (see fa3.py).
 
 One instance serves one stream: its workspaces are reused from layer to layer.
 """
@@ -19,7 +18,7 @@ import math
 import torch
 
 from leadline.engine.attention.fa3 import FreshChunks
-from leadline.engine.attention.interface import AttentionBatch, AttentionSpec
+from leadline.engine.attention.interface import AttentionBatch, AttentionSpec, RawRotation
 from leadline.engine.errors import ConfigError
 
 __all__ = ["TritonBackend", "import_triton"]
@@ -30,8 +29,12 @@ _QUERIES = 64
 _SPLIT_PROGRAMS = 512
 """CTAs up to which the keys of a small prefill are split."""
 
-_PDL_ROWS = 64
+_PDL_ROWS = 512
 """Up to so many rows the decode kernel starts before the one that makes q and the KV has ended."""
+
+_EARLY_ROWS, _EARLY_WIDTH = 64, 2048
+"""Up to so many rows it lets the kernel after it start right away: a product that loads weights meanwhile. At
+one row, only where those weights (heads * head_dim columns) are few: an 8B step took 4.38 ms, not 4.10."""
 
 
 def import_triton(setting: str) -> None:
@@ -98,8 +101,9 @@ class TritonBackend:
         self._prefill_arrived = torch.zeros(_SPLIT_PROGRAMS, dtype=torch.int32, device=device)
         self._batch: AttentionBatch | None = None
         self._fa3 = FreshChunks(spec)
-        self._fresh_chunks: torch.Tensor | None = None
-        """Row boundaries of this step's chunks where FA3 takes them."""
+        self.graph_fresh_chunks = self._fa3.available
+        self._fresh = (0, 0)
+        """First row and first token that FA3 takes."""
         self._target = self._targets[1]
 
     def begin(self, batch: AttentionBatch) -> None:
@@ -108,7 +112,8 @@ class TritonBackend:
 
         spec = self.spec
         self._batch = batch
-        decodes, chunks = batch.num_decodes, batch.num_rows - batch.num_decodes
+        self._fresh = first, token = self._fa3.begin(batch)
+        decodes, chunks = batch.num_decodes, first - batch.num_decodes
         if decodes:
             self._target = self._targets[0] if decodes <= 2 else self._targets[1]
             triton_decode.decode_items_kernel[(decodes,)](
@@ -123,9 +128,8 @@ class TritonBackend:
                 MAX_CHUNKS=_power_of_two(self._targets[1] // spec.num_kv_heads + 1),
                 num_warps=4,
             )
-        self._fresh_chunks = batch.cu_q[decodes:] - decodes if self._fa3.take(batch) else None
-        if chunks and self._fresh_chunks is None:
-            most = (batch.num_tokens - decodes) // _QUERIES + chunks
+        if chunks:
+            most = (token - decodes) // _QUERIES + chunks
             self._prefill_items = torch.empty(most, dtype=torch.int32, device=spec.device)
             self._prefill_splits = _prefill_splits(most * spec.num_heads, batch.max_context_len)
             triton_prefill.prefill_items_kernel[(chunks,)](
@@ -157,32 +161,48 @@ class TritonBackend:
         if not batch.kv_written:
             write_kv(k, v, k_cache, v_cache, batch.slot_mapping)
         decodes = batch.num_decodes
-        if self._fresh_chunks is not None:
-            fresh = self._fa3.attend(
-                q[decodes:], k[decodes:], v[decodes:], self._fresh_chunks, batch.max_query_len
-            )
-            if not decodes:
-                return fresh
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-            out[decodes:] = fresh
-        else:
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-            if batch.num_rows > decodes:
-                self.prefill(q, k_cache, v_cache, out)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        first, token = self._fresh
+        if first > decodes:
+            self.prefill(q, k_cache, v_cache, out)
+        if first < batch.num_rows:
+            self._fa3.attend(q[token:], k[token:], v[token:], out[token:])
         if decodes:
             self.decode(q, k_cache, v_cache, out)
         return out
 
+    def takes_raw(self, batch: AttentionBatch, cache: torch.Tensor) -> bool:
+        """See `AttentionBackend.takes_raw`."""
+        dim = self.spec.head_dim
+        return batch.num_decodes == batch.num_rows and dim & (dim - 1) == 0 and cache.dtype == self.spec.dtype
+
+    def forward_raw(
+        self, qkv: torch.Tensor, rotation: RawRotation, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> torch.Tensor:
+        """See `AttentionBackend.forward_raw`."""
+        spec = self.spec
+        out = torch.empty((len(qkv), spec.num_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
+        self.decode(qkv, k_cache, v_cache, out, rotation)
+        return out
+
     def decode(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        rotation: RawRotation | None = None,
     ) -> None:
-        """Attend for the rows with one query token: the first num_decodes rows of q and out."""
+        """Attend for the rows with one query token: the first num_decodes rows of q and out. With a rotation,
+        q is the merged projection as the product left it."""
         from leadline.engine.attention.triton_decode import decode_kernel
 
         batch, spec = self._batch, self.spec
         assert batch is not None
         tile, warps, stages = self._decode_tiles()
-        pdl = batch.kv_written and batch.num_rows <= _PDL_ROWS
+        raced = batch.kv_written or rotation is not None  # q and the KV come from the kernel before this one
+        pdl = q.is_cuda and raced and batch.num_rows <= _PDL_ROWS
+        raw = rotation or RawRotation(q, q, q, q, q, None)
         grid = (batch.num_decodes + self._target // spec.num_kv_heads) * spec.num_kv_heads
         decode_kernel[(grid,)](
             q,
@@ -196,6 +216,13 @@ class TritonBackend:
             self._part_out,
             self._part_lse,
             self._arrived,
+            raw.cos,
+            raw.sin,
+            raw.positions,
+            raw.q_weight,
+            raw.k_weight,
+            batch.slot_mapping,
+            raw.eps or 0.0,
             self._scale_log2,
             q.stride(0),
             batch.block_tables.stride(0),
@@ -211,6 +238,9 @@ class TritonBackend:
             MERGE=max(1, min(8, 2048 // (self._group_pad * self._dim_tile))),
             PRECISION=self._precision,
             PDL=pdl,
+            EARLY=pdl and self._early(batch.num_rows),
+            ROTATE=rotation is not None,
+            NORM=raw.eps is not None,
             num_warps=warps,
             num_stages=stages,
             **({"launch_pdl": True} if pdl else {}),
@@ -219,7 +249,7 @@ class TritonBackend:
     def prefill(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Attend for the chunk rows: rows num_decodes and up of the batch."""
+        """Attend for the chunk rows that FA3 does not take: rows num_decodes and up of the batch."""
         from leadline.engine.attention.triton_prefill import prefill_kernel
 
         batch, spec = self._batch, self.spec
@@ -255,6 +285,10 @@ class TritonBackend:
             num_warps=warps,
             num_stages=stages,
         )
+
+    def _early(self, rows: int) -> bool:
+        narrow = self.spec.num_heads * self.spec.head_dim <= _EARLY_WIDTH
+        return rows <= _EARLY_ROWS and (rows > 1 or narrow)
 
     @property
     def _precision(self) -> str:

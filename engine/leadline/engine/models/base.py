@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+from leadline.engine.attention.interface import RawRotation
 
 __all__ = ["AttentionFn", "CausalLM", "KVWrite"]
 
@@ -18,6 +21,9 @@ class KVWrite:
     """k and v cache of each layer, as attention/interface.py draws them"""
     slot_mapping: torch.Tensor
     """int64 [T]; negative: not written"""
+    attend_raw: Callable[[int, torch.Tensor, RawRotation], torch.Tensor] | None = None
+    """If given, it takes (layer, merged projection [T, ...] as the product left it, rotation) in place of the
+    model's rotation, writing and `attend`; returns what `attend` does."""
 
 
 class AttentionFn(Protocol):
@@ -50,8 +56,10 @@ class CausalLM(Protocol):
         positions: torch.Tensor,
         attend: AttentionFn,
         write: KVWrite | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """input_ids, positions int64 [T] → hidden states [T, hidden] after the final norm.
+        """input_ids, positions int64 [T] → hidden states [T, hidden] after the final norm; of the tokens
+        `rows` (int64 [S]) alone if they are given.
 
         `write` is only given to a model that `writes_kv`; the batch then says `kv_written`.
         """

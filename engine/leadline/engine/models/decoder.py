@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from leadline.engine.attention.interface import RawRotation
 from leadline.engine.errors import ConfigError
 from leadline.engine.models.base import AttentionFn, KVWrite
 from leadline.engine.models.config import ModelConfig
@@ -26,7 +27,7 @@ from leadline.engine.models.layers import (
     VocabEmbedding,
     VocabHead,
 )
-from leadline.engine.models.ops import Ops, select_ops
+from leadline.engine.models.ops import Ops, Rotation, select_ops
 from leadline.engine.models.overlap import Overlap
 from leadline.engine.models.parallel import SINGLE, Sum, TensorParallel, check_split
 from leadline.engine.models.rope import rope_tables
@@ -72,29 +73,42 @@ class DecoderLayer:
     def attention(
         self,
         x: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        rotation: Rotation,
         attend: AttentionFn,
         write: KVWrite | None,
+        rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """This rank's term of the sum."""
-        q, k, v = self.rotate(self.qkv(x), cos, sin, write)
-        return self.o.partial(attend(self.index, q, k, v).reshape(x.shape[0], -1))
+        """The input of `o`: of all tokens, or of `rows` alone."""
+        attended = self.attend(self.qkv(x), rotation, attend, write)
+        return attended if rows is None else attended.index_select(0, rows)
+
+    def attend(
+        self, qkv: torch.Tensor, rotation: Rotation, attend: AttentionFn, write: KVWrite | None
+    ) -> torch.Tensor:
+        """The merged projection → attended heads, [T, num_heads * head_dim]."""
+        if write is not None and write.attend_raw is not None and rotation[2] is not None:
+            cos, sin, positions = rotation
+            q_norm, k_norm = self.q_norm, self.k_norm
+            if q_norm is None or k_norm is None:
+                raw = RawRotation(cos, sin, positions, cos, cos, None)
+            else:
+                raw = RawRotation(cos, sin, positions, q_norm.weight, k_norm.weight, self.eps)
+            return write.attend_raw(self.index, qkv, raw).reshape(len(qkv), -1)
+        return attend(self.index, *self.rotate(qkv, rotation, write)).reshape(len(qkv), -1)
 
     def rotate(
-        self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, write: KVWrite | None
+        self, qkv: torch.Tensor, rotation: Rotation, write: KVWrite | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k and v heads of the merged projection, normed and rotated; k and v in the cache if told to."""
         norms = target = None
+        cos, sin, positions = rotation
         if self.q_norm is not None and self.k_norm is not None:
             norms = (self.q_norm.weight, self.k_norm.weight, self.eps)
         if write is not None:
             target = (*write.caches[self.index], write.slot_mapping)
-        return self.ops.rotary_heads(qkv, cos, sin, self.num_heads, self.num_kv_heads, norms, target)
-
-    def mlp(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's term of the sum."""
-        return self.down.partial(self.ops.silu_and_mul(self.gate_up(x)))
+        return self.ops.rotary_heads(
+            qkv, cos, sin, self.num_heads, self.num_kv_heads, norms, target, positions
+        )
 
     def slots(self, prefix: str) -> Slots:
         yield from self.input_norm.slots(f"{prefix}.input_layernorm")
@@ -173,24 +187,43 @@ class Decoder:
         positions: torch.Tensor,
         attend: AttentionFn,
         write: KVWrite | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """input_ids, positions int64 [T] → hidden states [T, hidden] after the final norm."""
+        """input_ids, positions int64 [T] → hidden states [T, hidden] after the final norm, or those of `rows`
+        (int64 [S]) alone: the last layer computes keys and values of every token, and the rest for them."""
         eps, ops = self.config.rms_norm_eps, self.ops
-        cos = self.cos[positions].unsqueeze(1)
-        sin = self.sin[positions].unsqueeze(1)
+        if ops.looks_up:
+            rotation: Rotation = (self.cos, self.sin, positions)
+        else:
+            rotation = (self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1), None)
         residual = self.embed(input_ids)
         few = self.few_rows
         if few is not None and write is not None and len(input_ids) <= few.max_rows:
-            return few.layers(residual, cos, sin, attend, write)
+            hidden = few.layers(residual, rotation, attend, write)
+            return hidden if rows is None else hidden.index_select(0, rows)
         if self.overlap is not None and self.overlap.fits(len(input_ids)):
-            return self.overlap.layers(residual, cos, sin, attend, write)
+            hidden = self.overlap.layers(residual, rotation, attend, write)
+            return hidden if rows is None else hidden.index_select(0, rows)
         x = ops.rms_norm(residual, self.layers[0].input_norm.weight, eps)
         for layer, norm in zip(self.layers, self.following_norms, strict=True):
-            x = layer.attention(x, cos, sin, attend, write)
-            x, residual = self.join(Sum.O, x, residual, layer.post_norm.weight)
-            x = layer.mlp(x)
-            x, residual = self.join(Sum.DOWN, x, residual, norm.weight)
+            wanted = rows if layer is self.layers[-1] else None
+            x = layer.attention(x, rotation, attend, write, wanted)
+            if wanted is not None:
+                if not len(wanted):
+                    return x.new_empty((0, self.hidden_size))
+                residual = residual.index_select(0, wanted)
+            x, residual = self.close(layer.o, x, residual, layer.post_norm)
+            x, residual = self.close(layer.down, ops.silu_and_mul(layer.gate_up(x)), residual, norm)
         return x
+
+    def close(
+        self, linear: RowLinear, x: torch.Tensor, residual: torch.Tensor, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm of it, residual + linear(x)), over all ranks; the residual is overwritten."""
+        if linear.adds(x):
+            residual.addmm_(x, linear.weight.t())
+            return self.ops.rms_norm(residual, norm.weight, self.config.rms_norm_eps), residual
+        return self.join(linear.which, linear.partial(x), residual, norm.weight)
 
     def join(
         self, which: Sum, term: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
@@ -203,6 +236,9 @@ class Decoder:
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[R, hidden] → [R, vocab] in the model's dtype, gathered over ranks; in `out` if it is given."""
+        few = self.few_rows
+        if few is not None and self.tp.size == 1 and 0 < len(hidden) <= few.max_rows:
+            return few.logits(hidden, out)
         return self.head(hidden, out)
 
     def slots(self) -> Slots:

@@ -17,6 +17,7 @@ import torch
 import triton
 
 from leadline.engine.models.base import AttentionFn, KVWrite
+from leadline.engine.models.ops import Rotation
 from leadline.engine.models.parallel import Sum
 from leadline.engine.models.triton_gemv import gemv
 from leadline.engine.models.triton_skinny import MAX_ROWS, Workspace, enter_kernel, skinny
@@ -27,21 +28,13 @@ if TYPE_CHECKING:
 __all__ = ["FewRows"]
 
 
-_LARGEST_WEIGHT = 8 << 20
-"""Elements up to which skinny products beat cuBLAS and separate small kernels (benchmarks/gpu_skinny.py on an
-H200: 21.9 against 30.5 us for the four of a 0.6B layer at 32 rows, but 184 against 119 for an 8B layer)."""
-
-
 class FewRows:
     """Runs steps of up to `max_rows` rows for one model; made by `FewRows.of`."""
 
     def __init__(self, model: Decoder) -> None:
         self.model = model
         # Scaled residuals could pass float16's largest number: there only single rows are taken.
-        layer = model.layers[0]
-        largest = max(linear.weight.numel() for linear in (layer.qkv, layer.o, layer.gate_up, layer.down))
-        few = model.dtype == torch.bfloat16 and largest <= _LARGEST_WEIGHT
-        self.max_rows = MAX_ROWS if few else 1
+        self.max_rows = MAX_ROWS if model.dtype == torch.bfloat16 else 1
         self.space = Workspace(model.hidden_size, model.dtype, model.device)
 
     @staticmethod
@@ -62,34 +55,38 @@ class FewRows:
     def layers(
         self,
         residual: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        rotation: Rotation,
         attend: AttentionFn,
         write: KVWrite,
     ) -> torch.Tensor:
         """residual [R, hidden], overwritten → hidden states [R, hidden] after the final norm."""
         if residual.shape[0] == 1:
-            self._one(residual, cos, sin, attend, write)
+            self._one(residual, rotation, attend, write)
         elif self.model.tp.fabric is not None:
-            return self._few_ranks(residual, cos, sin, attend, write)
+            return self._few_ranks(residual, rotation, attend, write)
         else:
-            self._few(residual, cos, sin, attend, write)
+            self._few(residual, rotation, attend, write)
         model = self.model
         return model.ops.rms_norm(residual, model.norm.weight, model.config.rms_norm_eps)
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        """hidden [R, hidden], R <= max_rows → [R, vocab]; for one rank."""
+        weight = self.model.head.linear.weight
+        if hidden.shape[0] == 1:
+            return gemv(hidden, weight, out=out)
+        return skinny(hidden, weight, self.space, out=out)
 
     def _one(
         self,
         residual: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        rotation: Rotation,
         attend: AttentionFn,
         write: KVWrite,
     ) -> None:
         eps, fabric = self.model.config.rms_norm_eps, self.model.tp.fabric
         for layer in self.model.layers:
             qkv = gemv(residual, layer.qkv.weight, norm=(layer.input_norm.weight, eps))
-            q, k, v = layer.rotate(qkv, cos, sin, write)
-            attended = attend(layer.index, q, k, v).reshape(1, -1)
+            attended = layer.attend(qkv, rotation, attend, write)
             if fabric is None:
                 gemv(attended, layer.o.weight, residual=residual)
             else:
@@ -105,8 +102,7 @@ class FewRows:
     def _few(
         self,
         residual: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        rotation: Rotation,
         attend: AttentionFn,
         write: KVWrite,
     ) -> None:
@@ -127,8 +123,7 @@ class FewRows:
         )
         for layer, next_norm in zip(model.layers, model.following_norms, strict=True):
             qkv = skinny(scaled, layer.qkv.weight, space, eps=eps, norm=True)
-            q, k, v = layer.rotate(qkv, cos, sin, write)
-            attended = attend(layer.index, q, k, v).reshape(rows, -1)
+            attended = layer.attend(qkv, rotation, attend, write)
             skinny(attended, layer.o.weight, space, residual=residual, next_norm=layer.post_norm.weight)
             act = skinny(scaled, layer.gate_up.weight, space, eps=eps, norm=True, gated=True)
             skinny(act, layer.down.weight, space, residual=residual, next_norm=next_norm.weight)
@@ -136,8 +131,7 @@ class FewRows:
     def _few_ranks(
         self,
         residual: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        rotation: Rotation,
         attend: AttentionFn,
         write: KVWrite,
     ) -> torch.Tensor:
@@ -147,8 +141,7 @@ class FewRows:
         assert fabric is not None
         x = model.ops.rms_norm(residual, model.layers[0].input_norm.weight, eps)
         for layer, next_norm in zip(model.layers, model.following_norms, strict=True):
-            q, k, v = layer.rotate(skinny(x, layer.qkv.weight, space), cos, sin, write)
-            attended = attend(layer.index, q, k, v).reshape(rows, -1)
+            attended = layer.attend(skinny(x, layer.qkv.weight, space), rotation, attend, write)
             skinny(attended, layer.o.weight, space, out=fabric.partial(Sum.O, rows))
             x = fabric.add_rms_norm(Sum.O, residual, layer.post_norm.weight, eps)
             act = skinny(x, layer.gate_up.weight, space, gated=True)

@@ -161,6 +161,11 @@ class RowLinear(Linear):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.tp.all_reduce(super().__call__(x))
 
+    def adds(self, x: torch.Tensor) -> bool:
+        """The product with x can add to a residual by itself, `residual.addmm_(x, weight.t())`: one rounding
+        and one pass over it less."""
+        return x.is_cuda and self.tp.size == 1 and self.bias is None and self.weight.dtype == x.dtype
+
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's term of the sum, where the fabric wants it if there is one (and it has room)."""
         out = None if self.tp.fabric is None else self.tp.fabric.partial(self.which, x.shape[0])

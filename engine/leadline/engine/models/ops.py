@@ -18,6 +18,7 @@ __all__ = [
     "HeadNorms",
     "KVTarget",
     "Ops",
+    "Rotation",
     "add_rms_norm",
     "rms_norm",
     "rotary_heads",
@@ -27,6 +28,9 @@ __all__ = [
 
 HeadNorms = tuple[torch.Tensor, torch.Tensor, float]
 """RMSNorm of each query head and of each key head: weights [head_dim], [head_dim], and epsilon."""
+
+Rotation = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""The last arguments of `rotary_heads` that say how far: cos, sin, and positions or None."""
 
 KVTarget = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Where a step's keys and values go: one layer's k and v cache (attention/interface.py), slot mapping int64
@@ -60,10 +64,12 @@ def rotary_heads(
     num_kv_heads: int,
     norms: HeadNorms | None = None,
     target: KVTarget | None = None,
+    positions: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Split the merged projection into heads, norm q and k heads (Qwen3), rotate q and k.
 
     A `target` is only given to a table that `writes_kv`; this function leaves the writing to the backend.
+    `positions` (int64 [T]) are only given to a table that `looks_up`: cos and sin are the whole tables then.
 
     qkv [T, (num_heads + 2 num_kv_heads) * head_dim], a row being | q heads | k heads | v heads |; cos and sin
     [T, 1, head_dim] in qkv's dtype, as models/rope.py lays them out. Returns q [T, num_heads, head_dim], k
@@ -96,6 +102,8 @@ class Ops:
     rotary_heads: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = rotary_heads
     writes_kv: bool = False
     """rotary_heads writes keys and values to its `target`, so that the attention backend need not."""
+    looks_up: bool = False
+    """rotary_heads takes its tokens' rows from the tables by itself."""
 
 
 TORCH_OPS = Ops()

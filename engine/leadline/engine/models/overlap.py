@@ -17,6 +17,7 @@ import torch
 
 from leadline.engine.models.base import AttentionFn, KVWrite
 from leadline.engine.models.layers import Linear
+from leadline.engine.models.ops import Rotation
 from leadline.engine.models.parallel import Fabric, Sum
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ class Overlap:
     def layers(
         self,
         residual: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        rotation: Rotation,
         attend: AttentionFn,
         write: KVWrite | None,
     ) -> torch.Tensor:
@@ -76,7 +76,7 @@ class Overlap:
             for event, half in zip(ready, halves, strict=True):
                 products.wait_event(event)
                 _product(layer.qkv, x[half], qkv[half])
-            q, k, v = layer.rotate(qkv, cos, sin, write)
+            q, k, v = layer.rotate(qkv, rotation, write)
             attended = attend(layer.index, q, k, v).reshape(tokens, -1)
             for index, half in enumerate(halves):
                 put_and_sum(Sum.O, index, layer.o, attended[half], layer.post_norm.weight)

@@ -45,8 +45,8 @@ def gemv_kernel(
         up_tile = tl.load(at + second, mask=mask, other=0.0, eviction_policy="evict_first")
     if NORM:
         scale = tl.load(norm_weight + lanes, mask=inside, other=0.0).to(tl.float32)
-    gdc_wait()
     gdc_launch_dependents()
+    gdc_wait()
     total = tl.zeros([OUTS], tl.float32)
     up_total = tl.zeros([OUTS], tl.float32)
     squares = 0.0
@@ -84,14 +84,14 @@ def gemv(
     norm: tuple[torch.Tensor, float] | None = None,
     gated: bool = False,
     residual: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
     cut: tuple[int, int, int] | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x [1, in] (contiguous) times weight [out, in] → [1, out], or [1, out / 2] if `gated`.
 
     norm: weight [in] and epsilon of an RMSNorm of x. residual [1, out] is added to and overwritten: it is the
-    result. out [1, out]: where the result goes, else. cut: (columns a tile, outputs a program, warps); the
-    default is by trial on an H200 (benchmarks/gpu_skinny.py --rows 1 --tune).
+    result. cut: (columns a tile, outputs a program, warps); the default is by trial on an H200
+    (benchmarks/gpu_skinny.py --rows 1 --tune). out [1, out]: where the result goes, if not in `residual`.
     """
     rows, width = weight.shape
     num_out = rows // 2 if gated else rows

@@ -29,13 +29,16 @@ __all__ = ["TRITON_OPS", "add_rms_norm", "rms_norm", "rotary_heads", "silu_and_m
 
 @triton.jit
 def _rms_norm_kernel(
-    x, residual, weight, out, eps, WIDTH: tl.constexpr, TILE: tl.constexpr, ADD: tl.constexpr
-):
+    x, residual, weight, out, eps, WIDTH: tl.constexpr, TILE: tl.constexpr, ADD: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, TILE)
     mask = columns < WIDTH
     at = row * WIDTH + columns
     scale = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
     value = tl.load(x + at, mask=mask, other=0.0)
     if ADD:
         total = value.to(tl.float32) + tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
@@ -44,6 +47,18 @@ def _rms_norm_kernel(
     wide = value.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
     tl.store(out + at, (wide * inverse * scale).to(out.dtype.element_ty), mask=mask)
+
+
+_PDL_TOKENS = 1024
+"""Up to so many tokens a kernel may start before the one before it has ended, and waits for it by itself
+(programmatic dependent launch): launch gaps count there."""
+_EARLY_TOKENS = 64
+"""Up to so many tokens the rotation lets the kernel after it start right away."""
+
+
+def _launch(x: torch.Tensor, tokens: int) -> dict[str, bool]:
+    """PDL, and the launch option that goes with it."""
+    return {"PDL": True, "launch_pdl": True} if x.is_cuda and tokens <= _PDL_TOKENS else {"PDL": False}
 
 
 def _norm_warps(width: int) -> int:
@@ -56,7 +71,16 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     width = x.shape[-1]
     if x.shape[0]:
         _rms_norm_kernel[(x.shape[0],)](
-            x, x, weight, out, eps, width, triton.next_power_of_2(width), False, num_warps=_norm_warps(width)
+            x,
+            x,
+            weight,
+            out,
+            eps,
+            width,
+            triton.next_power_of_2(width),
+            False,
+            num_warps=_norm_warps(width),
+            **_launch(x, x.shape[0]),
         )
     return out
 
@@ -77,12 +101,15 @@ def add_rms_norm(
             triton.next_power_of_2(width),
             True,
             num_warps=_norm_warps(width),
+            **_launch(x, x.shape[0]),
         )
     return x, residual
 
 
 @triton.jit
-def _silu_and_mul_kernel(gate_up, out, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+def _silu_and_mul_kernel(gate_up, out, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = columns < WIDTH
@@ -98,11 +125,13 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = gate_up.new_empty((rows, width))
     columns = 1024
     if rows:
-        _silu_and_mul_kernel[(rows, triton.cdiv(width, columns))](gate_up, out, width, columns, num_warps=4)
+        _silu_and_mul_kernel[(rows, triton.cdiv(width, columns))](
+            gate_up, out, width, columns, num_warps=4, **_launch(gate_up, rows)
+        )
     return out
 
 
-@triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping", "positions"])
 def _rotary_kernel(
     qkv,
     cos,
@@ -113,6 +142,7 @@ def _rotary_kernel(
     k_cache,
     v_cache,
     slot_mapping,
+    positions,
     page_stride,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -122,9 +152,12 @@ def _rotary_kernel(
     BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr,
     WRITE: tl.constexpr,
+    LOOK_UP: tl.constexpr,
     PDL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """qkv [T, (Q_HEADS + 2 KV_HEADS) * DIM] contiguous; cos and sin [T, DIM], sin's first half negated.
+    """qkv [T, (Q_HEADS + 2 KV_HEADS) * DIM] contiguous; cos and sin [T, DIM], sin's first half negated, or
+    LOOK_UP: [positions, DIM], and positions int64 [T] says which row is a token's.
 
     WRITE: slot_mapping int64 [T], a token with a negative slot is not written; caches [pages, BLOCK_SIZE,
     KV_HEADS, DIM] with page_stride elements a page.
@@ -137,9 +170,16 @@ def _rotary_kernel(
     rotated = heads < Q_HEADS + KV_HEADS
     mask = (heads < Q_HEADS + 2 * KV_HEADS)[:, None] & pair_ok[None, :]
     at = token * ((Q_HEADS + 2 * KV_HEADS) * DIM) + heads[:, None] * DIM + pairs[None, :]
+    if PDL and EARLY:
+        gdc_launch_dependents()
+    # Positions are older than the kernel before this one.
+    spot = tl.load(positions + token) if LOOK_UP else token
+    c1 = tl.load(cos + spot * DIM + pairs, mask=pair_ok, other=0.0).to(tl.float32)[None, :]
+    c2 = tl.load(cos + spot * DIM + HALF + pairs, mask=pair_ok, other=0.0).to(tl.float32)[None, :]
+    s1 = tl.load(sin + spot * DIM + pairs, mask=pair_ok, other=0.0).to(tl.float32)[None, :]
+    s2 = tl.load(sin + spot * DIM + HALF + pairs, mask=pair_ok, other=0.0).to(tl.float32)[None, :]
     if PDL:
         gdc_wait()
-        gdc_launch_dependents()
     first = tl.load(qkv + at, mask=mask, other=0.0)
     second = tl.load(qkv + at + HALF, mask=mask, other=0.0)
     x1 = first.to(tl.float32)
@@ -153,10 +193,6 @@ def _rotary_kernel(
         k2 = tl.load(k_weight + HALF + pairs, mask=pair_ok, other=0.0).to(tl.float32)
         x1 = x1 * inverse[:, None] * tl.where(is_q, q1[None, :], k1[None, :])
         x2 = x2 * inverse[:, None] * tl.where(is_q, q2[None, :], k2[None, :])
-    c1 = tl.load(cos + token * DIM + pairs, mask=pair_ok, other=0.0).to(tl.float32)[None, :]
-    c2 = tl.load(cos + token * DIM + HALF + pairs, mask=pair_ok, other=0.0).to(tl.float32)[None, :]
-    s1 = tl.load(sin + token * DIM + pairs, mask=pair_ok, other=0.0).to(tl.float32)[None, :]
-    s2 = tl.load(sin + token * DIM + HALF + pairs, mask=pair_ok, other=0.0).to(tl.float32)[None, :]
     kind = qkv.dtype.element_ty
     y1 = (x1 * c1 + x2 * s1).to(kind)
     y2 = (x2 * c2 + x1 * s2).to(kind)
@@ -178,10 +214,6 @@ def _rotary_kernel(
             tl.store(v_cache + v_at + HALF, second, mask=v_mask)
 
 
-_PDL_TOKENS = 64
-"""Up to so many tokens the kernel starts before the one that makes qkv has ended: launch gaps count there."""
-
-
 def rotary_heads(
     qkv: torch.Tensor,
     cos: torch.Tensor,
@@ -190,13 +222,13 @@ def rotary_heads(
     num_kv_heads: int,
     norms: HeadNorms | None = None,
     target: KVTarget | None = None,
+    positions: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See `models.ops.rotary_heads`. qkv, contiguous, is overwritten: the results are views of it."""
     tokens, dim, total = qkv.shape[0], cos.shape[-1], num_heads + 2 * num_kv_heads
     heads = qkv.view(tokens, total, dim)
     q_weight, k_weight, eps = norms if norms is not None else (qkv, qkv, 0.0)
     k_cache, v_cache, slots = target if target is not None else (qkv, qkv, qkv)
-    pdl = qkv.is_cuda and tokens <= _PDL_TOKENS
     a_program = 4 if tokens < 128 else 8
     if tokens:
         _rotary_kernel[(tokens, triton.cdiv(total, a_program))](
@@ -209,6 +241,7 @@ def rotary_heads(
             k_cache,
             v_cache,
             slots,
+            qkv if positions is None else positions,
             k_cache.stride(0),
             Q_HEADS=num_heads,
             KV_HEADS=num_kv_heads,
@@ -218,12 +251,13 @@ def rotary_heads(
             BLOCK_SIZE=k_cache.shape[1],
             NORM=norms is not None,
             WRITE=target is not None,
-            PDL=pdl,
+            LOOK_UP=positions is not None,
+            EARLY=tokens <= _EARLY_TOKENS,
             num_warps=4,
-            **({"launch_pdl": True} if pdl else {}),
+            **_launch(qkv, tokens),
         )
     split = num_heads + num_kv_heads
     return heads[:, :num_heads], heads[:, num_heads:split], heads[:, split:]
 
 
-TRITON_OPS = Ops(rms_norm, add_rms_norm, silu_and_mul, rotary_heads, writes_kv=True)
+TRITON_OPS = Ops(rms_norm, add_rms_norm, silu_and_mul, rotary_heads, writes_kv=True, looks_up=True)

@@ -14,8 +14,11 @@ next norm's weight, and its own share of the sum of squares; who reads it multip
     o, down   residual += W x;  scaled = residual * norm weight;  squares[block] = sum of residual² there
     qkv       out = (W scaled) / rms          gate, up   out = silu(G scaled / rms) * (U scaled / rms)
 
-Programs start while the kernel before still runs (programmatic dependent launch) and have their weights
-brought to the L2 cache meanwhile: weights depend on nobody.
+Programs start while the kernel before still runs (programmatic dependent launch). Weights depend on nobody:
+before it waits for x, a program loads the first NEAR columns of its weights and may ask for more of them to
+be brought to the L2 cache.
+
+    width part    | NEAR | DEPTH | DEPTH | ... through a pipeline of STAGES tiles |
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ def _finish(
 ):  # fmt: skip
     """The sums [OUTS, ROWS] → outputs."""
     mask = (outs < num_out)[:, None] & (lanes < rows)[None, :]
-    at = lanes[None, :] * num_out + outs[:, None]
+    at = lanes.to(tl.int64)[None, :] * num_out + outs[:, None]
     kind = out.dtype.element_ty
     if NORM:
         blocks = tl.arange(0, BLOCKS)
@@ -100,7 +103,7 @@ def skinny_kernel(
     x, weight, squares, residual, norm_weight, out, scaled, partial, arrived, eps, rows, num_out,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, DEPTH: tl.constexpr, SPLITS: tl.constexpr,
     STAGES: tl.constexpr, BLOCKS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    PREFETCH: tl.constexpr,
+    PREFETCH: tl.constexpr, NEAR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs, part of the width). x [rows, WIDTH] contiguous; weight [num_out (twice if
     GATED), WIDTH]; squares float32 [BLOCKS, ROWS], read if NORM, written if ADD; partial float32 [blocks,
@@ -115,25 +118,38 @@ def skinny_kernel(
     safe = tl.minimum(outs, num_out - 1)
     w_at = weight + safe.to(tl.int64)[:, None] * WIDTH + begin
     second = num_out.to(tl.int64) * WIDTH
+    if NEAR > 0:
+        columns = tl.arange(0, NEAR)
+        near = tl.load(w_at + columns[None, :], eviction_policy="evict_first")
+        if GATED:
+            up_near = tl.load(w_at + second + columns[None, :], eviction_policy="evict_first")
     if PREFETCH:
         lines = tl.arange(0, triton.next_power_of_2(LENGTH // 64)) * 64
         ahead = w_at + tl.minimum(lines, LENGTH - 1)[None, :]
         _prefetch(ahead)
         if GATED:
             _prefetch(ahead + second)
-    gdc_wait()
-    gdc_launch_dependents()
-    x_at = x + tl.minimum(lanes, rows - 1)[:, None] * WIDTH + begin + depth[None, :]
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    x_at = x + tl.minimum(lanes, rows - 1)[:, None] * WIDTH + begin
+    if NEAR > 0:
+        near_x = tl.load(x_at + columns[None, :])
+    x_at += depth[None, :]
     w_at += depth[None, :]
     total = tl.zeros([OUTS, ROWS], tl.float32)
     up_total = tl.zeros([OUTS, ROWS], tl.float32)
-    for start in tl.range(0, LENGTH, DEPTH, num_stages=STAGES):
+    for start in tl.range(NEAR, LENGTH, DEPTH, num_stages=STAGES):
         tile = tl.load(w_at + start, eviction_policy="evict_first")
         right = tl.trans(tl.load(x_at + start))
         total = tl.dot(tile, right, total)
         if GATED:
             total_tile = tl.load(w_at + second + start, eviction_policy="evict_first")
             up_total = tl.dot(total_tile, right, up_total)
+    if NEAR > 0:
+        total = tl.dot(near, tl.trans(near_x), total)
+        if GATED:
+            up_total = tl.dot(up_near, tl.trans(near_x), up_total)
     if SPLITS == 1:
         _finish(
             total, up_total, block, outs, lanes, rows, squares, residual, norm_weight, out, scaled, eps,
@@ -175,11 +191,22 @@ class Shape:
     stages: int = 4
     warps: int = 4
     prefetch: bool = True
+    near: int = 0
+    """Columns loaded before the kernel waits for its input; a power of two, or 0."""
 
     @staticmethod
-    def of(num_out: int, width: int, gated: bool) -> Shape:
-        """About one program an SM, if the width can be split that far. Cuts by trial on an H200
-        (benchmarks/gpu_skinny.py --tune)."""
+    def of(num_out: int, width: int, gated: bool, rows: int = 32) -> Shape:
+        """By trial on an H200 (benchmarks/gpu_skinny.py --tune) for the shapes that `_CUTS` has, up to 32
+        rows; else many weights fill the GPU with programs of whole rows, and few weights are cut into about
+        one program an SM, if the width can be split that far."""
+        if rows <= 32 and (num_out, width, gated) in _CUTS:
+            return _CUTS[num_out, width, gated]
+        if num_out * width * (1 + gated) > _MANY_WEIGHTS:
+            outs = 32 if gated and rows <= 32 else 64
+            depth, splits = (128 if width % 128 == 0 else 64), 1
+            while triton.cdiv(num_out, outs) * splits < 90 and width % (2 * splits * depth) == 0:
+                splits *= 2
+            return Shape(outs, depth, splits, 3 if gated else 4, 4, prefetch=False)
         outs = 64 if num_out >= 2048 else 32
         depth = 128 if outs == 32 and width % 128 == 0 else 64
         splits = 2 if gated and outs == 64 and width % (2 * depth) == 0 else 1
@@ -190,6 +217,25 @@ class Shape:
         return Shape(outs, depth, splits, 5, 4, prefetch=not gated)
 
 
+_MANY_WEIGHTS = 8 << 20
+_CUTS = {
+    # Qwen3-0.6B: qkv, o, gate and up, down
+    (4096, 1024, False): Shape(64, 128, 2, 3, 4, prefetch=False, near=512),
+    (1024, 2048, False): Shape(32, 128, 4, 4, 4, prefetch=False, near=512),
+    (3072, 1024, True): Shape(64, 128, 2, 3, 8, prefetch=False, near=512),
+    (1024, 3072, False): Shape(32, 128, 6, 3, 4, prefetch=False, near=512),
+    # Qwen3-8B, Llama 8B
+    (6144, 4096, False): Shape(64, 128, 1, 4, 4, prefetch=False, near=256),
+    (4096, 4096, False): Shape(64, 128, 2, 4, 4, prefetch=False, near=256),
+    (12288, 4096, True): Shape(32, 128, 1, 3, 4, prefetch=False, near=128),
+    (4096, 12288, False): Shape(64, 128, 4, 3, 4, prefetch=False, near=128),
+    # their heads
+    (151936, 1024, False): Shape(64, 64, 1, 5, 4, prefetch=False),
+    (151936, 4096, False): Shape(64, 64, 1, 5, 4, prefetch=False),
+}
+"""Outputs, width and whether gated."""
+
+
 class Workspace:
     """What the products of one step hand each other; one for a model, since steps do not overlap."""
 
@@ -197,7 +243,7 @@ class Workspace:
         self.blocks = triton.next_power_of_2(triton.cdiv(hidden, 32))
         self.squares = torch.zeros((self.blocks, MAX_ROWS), dtype=torch.float32, device=device)
         self.scaled = torch.zeros((MAX_ROWS, hidden), dtype=dtype, device=device)
-        self.partial = torch.empty(2 * 32 * _MOST_PARTS * MAX_ROWS, dtype=torch.float32, device=device)
+        self.partial = torch.empty(8 * 32 * _MOST_PARTS * MAX_ROWS, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(4 * _MOST_PARTS, dtype=torch.int32, device=device)
 
 
@@ -211,24 +257,30 @@ def skinny(
     gated: bool = False,
     residual: torch.Tensor | None = None,
     next_norm: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
     shape: Shape | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x [R, in], 2 <= R <= 64, times weight [out, in] → [R, out], or [R, out / 2] if `gated`.
 
     norm: x is `space.scaled`, to be divided by the rms of the residual it came from. residual [R, out] is
     added to and overwritten, and `space.scaled` and `space.squares` are made of it with next_norm [out].
-    out: where the result goes, if there is no residual.
+    out: where the result goes, if not in `residual`.
     """
     rows, width = x.shape
     num_out = weight.shape[0] // 2 if gated else weight.shape[0]
-    shape = shape or Shape.of(num_out, width, gated)
+    shape = shape or Shape.of(num_out, width, gated, rows)
     if residual is not None:
         out = residual
     elif out is None:
         out = x.new_empty((rows, num_out))
     tile = max(16, triton.next_power_of_2(rows))
     blocks = triton.cdiv(num_out, shape.outs)
+    if (
+        (width // shape.splits - shape.near) % shape.depth
+        or width % shape.splits
+        or width // shape.splits < shape.near
+    ):
+        raise ValueError(f"{shape} does not divide {width} columns")
     needed = blocks * shape.splits * shape.outs * tile * (2 if gated else 1)
     if shape.splits > 1 and (needed > space.partial.numel() or blocks > space.arrived.numel()):
         raise ValueError(f"{shape} needs a larger workspace for {num_out} outputs of {rows} rows")
@@ -255,8 +307,10 @@ def skinny(
         NORM=norm,
         GATED=gated,
         ADD=residual is not None,
-        PREFETCH=shape.prefetch,
+        PREFETCH=shape.prefetch and x.is_cuda,
+        NEAR=shape.near,
+        PDL=x.is_cuda,
         num_warps=shape.warps,
-        launch_pdl=True,
+        **({"launch_pdl": True} if x.is_cuda else {}),
     )
     return out

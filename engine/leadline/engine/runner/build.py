@@ -198,7 +198,9 @@ def _longest_chunk(config: EngineConfig, length: int) -> int:
 
 
 def _capture(config: EngineConfig, runner: ModelRunner, group: RankGroup | None) -> None:
-    graphs = runner.make_graphs(_longest_chunk(config, runner.max_model_len), _agree(group))
+    graphs = runner.make_graphs(
+        _longest_chunk(config, runner.max_model_len), _agree(group), drafts=config.speculative_ngram > 0
+    )
     if graphs is None:
         return
     report = graphs.capture()
@@ -314,12 +316,14 @@ def _graph_bytes(
     before = torch.cuda.mem_get_info(device)[0]
     runner = _make_runner(config, _OneLayerView(model), 1, length, device)
     runner.model, runner.kv_cache = model, runner.kv_cache * model.num_layers
-    graphs = runner.make_graphs(_longest_chunk(config, length), _agree(group))
+    graphs = runner.make_graphs(
+        _longest_chunk(config, length), _agree(group), drafts=config.speculative_ngram > 0
+    )
     need = 0
     if graphs is not None:
         graphs.capture(everything=False)
         need = before - torch.cuda.mem_get_info(device)[0]
-        need += _BYTES_A_GRAPH * (len(graphs.sizes) + len(graphs.prefill.lengths))
+        need += _BYTES_A_GRAPH * (len(graphs.sizes) + 2 * len(graphs.prefill.lengths))
     del graphs, runner
     gc.collect()
     torch.cuda.empty_cache()

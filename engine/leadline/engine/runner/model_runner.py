@@ -81,9 +81,12 @@ class ModelRunner:
         self.graph_report: CaptureReport | None = None
         self.phases = Phases()
 
-    def make_graphs(self, max_tokens: int, agree: Callable[[bool], bool] = bool) -> DecodeGraphs | None:
+    def make_graphs(
+        self, max_tokens: int, agree: Callable[[bool], bool] = bool, *, drafts: bool = False
+    ) -> DecodeGraphs | None:
         """Graphs of this runner's steps of at most max_tokens tokens, none captured yet; None where steps
-        cannot be captured. `agree`: whether all ranks say so."""
+        cannot be captured. `agree`: whether all ranks say so. `drafts`: a step may hold several rows of one
+        slot."""
         if self.device.type != "cuda" or self.backend.graph_padding is None:
             return None
         try:
@@ -100,6 +103,7 @@ class ModelRunner:
             max_model_len=self.max_model_len,
             max_tokens=max_tokens,
             agree=agree,
+            drafts=drafts,
         )
 
     @torch.inference_mode()
@@ -133,8 +137,9 @@ class ModelRunner:
         with self.phases("prepare"):
             self.tables.apply(plan)
             inputs = self.inputs.build(plan)
+        handle.prompt_slots = [row.slot for row in plan.rows if row.prompt_logprobs]
         with self.phases("forward"):
-            hidden, logits = self.compute(inputs)
+            hidden, logits = self.compute(inputs, all_hidden=bool(handle.prompt_slots))
         if logits is not None:
             self._sample(
                 plan,
@@ -144,7 +149,6 @@ class ModelRunner:
                 inputs.sample_slots,
                 inputs.sample_positions,
             )
-        handle.prompt_slots = [row.slot for row in plan.rows if row.prompt_logprobs]
         if handle.prompt_slots:
             top = self.sampler.state.num_prompt_logprobs
             handle.prompt_parts = prompt_logprobs(
@@ -172,9 +176,11 @@ class ModelRunner:
             handle.logprob_rows = rows.tolist()
             handle.logprob_counts = state.num_logprobs[slots[rows]].tolist()
 
-    def compute(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Tensors in, tensors out: hidden states [T, hidden] and the logits [S, vocab] of the rows that
-        sample.
+    def compute(
+        self, inputs: StepInputs, *, all_hidden: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Tensors in, tensors out: hidden states [S, hidden] (or of all tokens, if all_hidden) and logits
+        [S, vocab] of the rows that sample.
 
         Reads `last_token`, writes the KV cache; looks at no host data but the shapes in `inputs`.
         """
@@ -183,11 +189,12 @@ class ModelRunner:
             inputs.batch.kv_written = True
             write = KVWrite(self.kv_cache, inputs.batch.slot_mapping)
         self.backend.begin(inputs.batch)
-        hidden = self.model.forward(ids, inputs.positions, self.attend, write)
+        rows = inputs.sample_tokens
+        hidden = self.model.forward(ids, inputs.positions, self.attend, write, None if all_hidden else rows)
         if not len(inputs.sample_slots):
             return hidden, None
-        rows = hidden if inputs.sample_tokens is None else hidden.index_select(0, inputs.sample_tokens)
-        return hidden, self.model.compute_logits(rows)
+        last = hidden.index_select(0, rows) if all_hidden and rows is not None else hidden
+        return hidden, self.model.compute_logits(last)
 
     def input_ids(self, inputs: StepInputs) -> torch.Tensor:
         """int64 [T] with the ids that earlier steps sampled filled in."""

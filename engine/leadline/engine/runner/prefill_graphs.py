@@ -34,6 +34,8 @@ __all__ = ["PrefillGraphs", "prefill_lengths"]
 
 _HEADER = 5
 _TILE = 256
+_FRESH_FROM = 512
+"""Tokens; shorter chunks attend to so few keys that their way makes no difference."""
 
 
 def prefill_lengths(limit: int) -> list[int]:
@@ -97,7 +99,8 @@ class PrefillGraphs:
         self.context_lens = torch.zeros(1, dtype=torch.int32, device=device)
         width = decode.tables.device_tables.shape[1]
         self.block_tables = torch.zeros((1, width), dtype=torch.int32, device=device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        """By length, and whether the chunk must start at position 0."""
 
     # -- capture ---------------------------------------------------------------------------------------------
 
@@ -108,20 +111,28 @@ class PrefillGraphs:
 
     def _host_bound(self, length: int) -> bool:
         self._send(np.zeros(_HEADER, dtype=np.int64))
-        self.step(length)  # compiles kernels
+        fresh = self.decode.backend.graph_fresh_chunks
+        self.step(length, fresh)  # compiles kernels
         torch.cuda.synchronize()
         began = time.perf_counter()
-        self.step(length)
+        self.step(length, fresh)
         launched = time.perf_counter()
         torch.cuda.synchronize()
         return self.decode.agree(time.perf_counter() - began < 1.2 * (launched - began))
 
     def capture(self, length: int) -> None:
+        """After any prefix; and without one, where the backend has a faster way for that."""
         self._send(np.zeros(_HEADER, dtype=np.int64))
-        self._graphs[length] = self.decode.capture_step(lambda: self.step(length))
+        for fresh in (False, True) if self._two_ways(length) else (False,):
+            self._graphs[length, fresh] = self.decode.capture_step(
+                lambda fresh=fresh: self.step(length, fresh)
+            )
 
-    def step(self, length: int) -> None:
-        """What a graph holds."""
+    def _two_ways(self, length: int) -> bool:
+        return self.decode.backend.graph_fresh_chunks and length >= _FRESH_FROM
+
+    def step(self, length: int, fresh: bool) -> None:
+        """What a graph holds. fresh: the chunk starts at position 0."""
         decode = self.decode
         model, tables = decode.model, decode.tables
         _fill_kernel[(triton.cdiv(length, _TILE),)](
@@ -143,6 +154,7 @@ class PrefillGraphs:
             TILE=_TILE,
             num_warps=4,
         )
+        longest = length if fresh else decode.max_model_len
         batch = AttentionBatch(
             num_rows=1,
             num_decodes=0,
@@ -152,9 +164,9 @@ class PrefillGraphs:
             block_tables=self.block_tables,
             slot_mapping=self.slot_mapping[:length],
             query_lens_host=[length],
-            context_lens_host=[decode.max_model_len],
+            context_lens_host=[longest],
             max_query_len=length,
-            max_context_len=decode.max_model_len,
+            max_context_len=longest,
             kv_written=model.writes_kv,
         )
         decode.backend.begin(batch)
@@ -163,8 +175,9 @@ class PrefillGraphs:
             self.positions[:length],
             decode.attend,
             KVWrite(decode.kv_cache, batch.slot_mapping) if model.writes_kv else None,
+            self.last,
         )
-        logits = model.compute_logits(hidden.index_select(0, self.last), decode.logits[:1])
+        logits = model.compute_logits(hidden, decode.logits[:1])
         decode.draw(logits, self.sample_slot, self.next_position, self.random)
 
     # -- replay ----------------------------------------------------------------------------------------------
@@ -185,7 +198,8 @@ class PrefillGraphs:
         header = (row.slot, row.start, row.count, random, row.slot if row.sample else -1)
         ids = decode.tables.tokens[row.slot][row.start : row.start + row.count]
         self._send(np.concatenate((np.array(header, dtype=np.int64), ids)))
-        self._graphs[self.lengths[bisect.bisect_left(self.lengths, row.count)]].replay()
+        length = self.lengths[bisect.bisect_left(self.lengths, row.count)]
+        self._graphs[length, row.start == 0 and self._two_ways(length)].replay()
 
     def _send(self, values: np.ndarray) -> None:
         host = torch.from_numpy(values).pin_memory()
