@@ -86,8 +86,8 @@ def test_images_are_no_bigger_than_said(cluster: Cluster, images: str) -> None:
     sizes = {
         name: one["sizeBytes"] / 1e6
         for node in nodes
-        for one in node["status"].get("images", [])
-        for name in one.get("names", [])
+        for one in node["status"].get("images") or []
+        for name in one.get("names") or []
     }
     for name, limit in LIMITS_MB.items():
         wanted = image(name)
