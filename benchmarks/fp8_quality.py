@@ -20,10 +20,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from leadline.engine.config import EngineConfig
+from leadline.engine.engine_core import EngineCore
 from leadline.engine.hub import resolve_model
+from leadline.engine.messages import CoreRequest
 from leadline.engine.models.config import load_model_config
 from leadline.engine.models.fp8 import FP8, LARGEST
 from leadline.engine.models.loader import load_model
+from leadline.engine.sampling_params import SamplingParams
 from leadline.protocol.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "engine" / "exact"))
@@ -62,14 +66,22 @@ def load(**changes: Any) -> Any:
 
 
 def continuations(prompts: list[list[int]], model: Any, tokens: int) -> list[list[int]]:
-    """What float32 greedily adds, by running everything again for each token: slow, and needs no cache."""
-    added = []
-    for prompt in prompts:
-        ids = list(prompt)
-        for _ in range(tokens):
-            ids.append(int(dense_logits(model, ids, len(ids) - 1, False).argmax()))
-        added.append(ids[len(prompt) :])
-    return added
+    """What float32 greedily adds."""
+    config = EngineConfig(model="smollm2", device="cpu", max_model_len=512, cpu_kv_bytes=1 << 28)
+    core = EngineCore(config, resolve_model("smollm2", progress=False), model=model, progress=False)
+    sampling = SamplingParams(temperature=0, max_tokens=tokens)
+    added: dict[str, list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        added[str(number)] = []
+        core.add_request(
+            CoreRequest(
+                request_id=str(number), prompt_token_ids=prompt, sampling=sampling, seed=0, arrival=0.0
+            )
+        )
+    while core.has_work():
+        for output in core.step():
+            added[output.request_id] += output.new_token_ids
+    return list(added.values())
 
 
 def compare(reference: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
@@ -83,19 +95,22 @@ def compare(reference: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
     }
 
 
-def quality(prompts: list[list[int]], added: list[list[int]], base: Any, name: str) -> dict[str, float]:
+def quality(
+    prompts: list[list[int]], added: list[list[int]], base: list[torch.Tensor], name: str
+) -> dict[str, float]:
+    """`base`: float32's logits at the places of `added`, as `logits` gives them."""
     changes = CONFIGURATIONS[name]
-    model = load(**changes)
-    pairs = []
-    for prompt, more in zip(prompts, added, strict=True):
-        ids, first = prompt + more[:-1], len(prompt) - 1
-        pairs.append(
-            (
-                dense_logits(base, ids, first, False),
-                dense_logits(model, ids, first, bool(changes.get("fp8_kv"))),
-            )
-        )
-    return compare(torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs]))
+    other = logits(load(**changes), prompts, added, bool(changes.get("fp8_kv")))
+    return compare(torch.cat(base), torch.cat(other))
+
+
+def logits(
+    model: Any, prompts: list[list[int]], added: list[list[int]], fp8_kv: bool = False
+) -> list[torch.Tensor]:
+    return [
+        dense_logits(model, prompt + more[:-1], len(prompt) - 1, fp8_kv)
+        for prompt, more in zip(prompts, added, strict=True)
+    ]
 
 
 def main() -> None:
@@ -107,8 +122,9 @@ def main() -> None:
     parser.add_argument("--no-record", action="store_true", help="do not append to results.jsonl")
     options = parser.parse_args()
     prompts = make_prompts(Tokenizer.load(resolve_model("smollm2", progress=False).path))
-    base = load()
-    added = continuations(prompts, base, NEW_TOKENS)
+    model = load()
+    added = continuations(prompts, model, NEW_TOKENS)
+    base = logits(model, prompts, added)
     for name in CONFIGURATIONS:
         found = quality(prompts, added, base, name)
         print(name, ", ".join(f"{key} {value:.4g}" for key, value in found.items()), flush=True)

@@ -50,8 +50,9 @@ def bench() -> Any:
 def test_logits_move_by_no_more_than_the_format_explains(
     rig, prompts, reference, name, error, divergence, agreement
 ):
-    some = [prompts[i] for i in SOME]
-    found = bench().quality(some, [reference.tokens[i] for i in SOME], rig.model, name)
+    some, added = [prompts[i] for i in SOME], [reference.tokens[i] for i in SOME]
+    module = bench()
+    found = module.quality(some, added, module.logits(rig.model, some, added), name)
     assert 0.01 < found["logit error"] < error, found
     assert found["KL"] < divergence, found
     assert found["top token"] >= agreement, found
