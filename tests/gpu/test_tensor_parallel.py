@@ -43,7 +43,7 @@ SETTINGS = {
     "dtype": "float32",
     "attention_backend": "triton",
     "block_size": 16,
-    "num_kv_blocks": 120,
+    "num_kv_blocks": 66,
     "max_concurrent_requests": 13,
     "max_num_batched_tokens": 256,
     "max_model_len": 1024,

@@ -28,7 +28,6 @@ from leadline.engine.models.layers import (
     VocabHead,
 )
 from leadline.engine.models.ops import Ops, Rotation, select_ops
-from leadline.engine.models.overlap import Overlap
 from leadline.engine.models.parallel import SINGLE, Sum, TensorParallel, check_split
 from leadline.engine.models.rope import rope_tables
 
@@ -174,8 +173,6 @@ class Decoder:
         self.head = VocabHead(config.vocab_size, config.hidden_size, place, tp, tied)
         self.few_rows: FewRows | None = None
         """Small steps take another way through the layers, where the device has one."""
-        self.overlap = None if tp.fabric is None else Overlap(self, tp.fabric)
-        """Large ones too, over several ranks."""
         if self.writes_kv:
             from leadline.engine.models.few_rows import FewRows
 
@@ -191,19 +188,19 @@ class Decoder:
     ) -> torch.Tensor:
         """input_ids, positions int64 [T] → hidden states [T, hidden] after the final norm, or those of `rows`
         (int64 [S]) alone: the last layer computes keys and values of every token, and the rest for them."""
+        if rows is not None and self.by_fabric(Sum.O, len(input_ids)):
+            # A rank may have only some rows of the residual (Fabric.add_rms_norm): not those to select.
+            return self.forward(input_ids, positions, attend, write).index_select(0, rows)
         eps, ops = self.config.rms_norm_eps, self.ops
         if ops.looks_up:
             rotation: Rotation = (self.cos, self.sin, positions)
         else:
             rotation = (self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1), None)
-        residual = self.embed(input_ids)
         few = self.few_rows
         if few is not None and write is not None and len(input_ids) <= few.max_rows:
-            hidden = few.layers(residual, rotation, attend, write)
+            hidden = few.layers(self.embed(input_ids), rotation, attend, write)
             return hidden if rows is None else hidden.index_select(0, rows)
-        if self.overlap is not None and self.overlap.fits(len(input_ids)):
-            hidden = self.overlap.layers(residual, rotation, attend, write)
-            return hidden if rows is None else hidden.index_select(0, rows)
+        residual = self.embed(input_ids)
         x = ops.rms_norm(residual, self.layers[0].input_norm.weight, eps)
         for layer, norm in zip(self.layers, self.following_norms, strict=True):
             wanted = rows if layer is self.layers[-1] else None
@@ -230,9 +227,13 @@ class Decoder:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum the terms over ranks, add the residual, norm: (normed, residual), both overwritten."""
         tp, eps = self.tp, self.config.rms_norm_eps
-        if tp.fabric is not None and tp.fabric.partial(which, len(term)) is not None:
+        if tp.fabric is not None and self.by_fabric(which, len(term)):
             return tp.fabric.add_rms_norm(which, residual, weight, eps), residual
         return self.ops.add_rms_norm(tp.all_reduce(term), residual, weight, eps)
+
+    def by_fabric(self, which: Sum, tokens: int) -> bool:
+        """Whether a sum over ranks goes through the fabric."""
+        return self.tp.fabric is not None and self.tp.fabric.partial(which, tokens) is not None
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[R, hidden] → [R, vocab] in the model's dtype, gathered over ranks; in `out` if it is given."""

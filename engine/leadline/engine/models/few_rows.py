@@ -28,13 +28,21 @@ if TYPE_CHECKING:
 __all__ = ["FewRows"]
 
 
+_LARGEST_SHARD = 8 << 20
+"""Elements of a rank's part of a weight up to which 2 and more rows are taken: cuts of larger ones are tuned
+for whole weights (triton_skinny.py), and cuBLAS is what was measured with them."""
+
+
 class FewRows:
     """Runs steps of up to `max_rows` rows for one model; made by `FewRows.of`."""
 
     def __init__(self, model: Decoder) -> None:
         self.model = model
         # Scaled residuals could pass float16's largest number: there only single rows are taken.
-        self.max_rows = MAX_ROWS if model.dtype == torch.bfloat16 else 1
+        few = model.dtype == torch.bfloat16
+        if model.tp.size > 1:
+            few = few and max(linear.weight.numel() for linear in model.layers[0].linears) <= _LARGEST_SHARD
+        self.max_rows = MAX_ROWS if few else 1
         self.space = Workspace(model.hidden_size, model.dtype, model.device)
 
     @staticmethod

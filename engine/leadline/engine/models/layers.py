@@ -89,6 +89,14 @@ class Linear:
             return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
 
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """The same, written to `out`."""
+        if self.scale is not None or self.rounds_input or self.packed is not None:
+            return out.copy_(Linear.__call__(self, x))
+        if self.bias is not None:
+            return torch.addmm(self.bias, x, self.weight.t(), out=out)
+        return torch.mm(x, self.weight.t(), out=out)
+
     def quantize(self) -> None:
         """Call after loading and before `finalize`: the weight becomes FP8 (models/fp8.py)."""
         if self.weight.is_cuda:
@@ -169,11 +177,7 @@ class RowLinear(Linear):
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's term of the sum, where the fabric wants it if there is one (and it has room)."""
         out = None if self.tp.fabric is None else self.tp.fabric.partial(self.which, x.shape[0])
-        if out is None:
-            return super().__call__(x)
-        if self.bias is not None:
-            return torch.addmm(self.bias, x, self.weight.t(), out=out)
-        return torch.mm(x, self.weight.t(), out=out)
+        return super().__call__(x) if out is None else self.into(x, out)
 
     def slots(self, prefix: str) -> Slots:
         yield f"{prefix}.weight", Slot(self.weight[:, : self.part.filled], self.shape, 1, self.part.start)
@@ -235,7 +239,7 @@ class VocabHead:
             return torch.mm(hidden, self.linear.weight.t(), out=out)
         fabric = self.tp.fabric
         if fabric is not None and (part := fabric.logits_part(len(hidden))) is not None:
-            torch.mm(hidden, self.linear.weight.t(), out=part)
+            self.linear.into(hidden, part)
             return fabric.gather_logits(len(hidden), out)
         logits = self.tp.all_gather(self.linear(hidden))
         if logits.shape[-1] != self.vocab_size:

@@ -68,19 +68,13 @@ class Fabric(Protocol):
         residual: torch.Tensor,
         weight: torch.Tensor,
         eps: float,
-        *,
-        out: torch.Tensor | None = None,
-        part: slice | None = None,
     ) -> torch.Tensor:
         """residual += the sum; rms_norm(residual) * weight. A rank may keep only some of residual's rows up
-        to date: those it will need in the next call, which must have as many rows.
-
-        part: only these rows, by few programs, beside other work on the GPU; then `out` is what the rows may
-        be written to, and the result is as long as residual.
-        """
+        to date: those it will need in the next call, which must have as many rows."""
 
     def logits_part(self, rows: int) -> torch.Tensor | None:
-        """Where a rank puts its columns of the logits, [rows, ceil(vocab / ranks)]; None: too many rows."""
+        """Where a rank puts its columns of the logits, [rows, ceil(vocab / ranks)], for the next
+        `gather_logits`; None: too many rows."""
 
     def gather_logits(self, rows: int, out: torch.Tensor | None) -> torch.Tensor:
         """[rows, vocab] of all ranks, in `out` if it is given."""

@@ -2,12 +2,13 @@
 
 One allocation a rank, laid out alike on all of them, through PyTorch's symmetric memory:
 
-    | flags | o's partial sums | down's partial sums | embedding's, or x in two shots | logits |
+    | flags | o's partial sums | down's partial sums | embedding's, or x in two shots | logits | logits |
 
 Consecutive sums of a step lie in different parts (embedding, o, down, o, down, ..., embedding), which is what
-lets a part be written again without asking whether the others have read it (triton_join.py).
+lets a part be written again without asking whether the others have read it (triton_join.py). Logits can be
+gathered twice in a row (log-probabilities of a prompt), so they have two parts that take turns.
 
-NVLink multicast is not used. What does not fit goes through NCCL (`RankGroup`).
+NVLink multicast is not used. Larger sums go through NCCL (`RankGroup`): docs/decisions/017 has the figures.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["Fabric", "FabricSpec", "make_fabric"]
 
 logger = logging.getLogger("leadline.engine.runner")
 
-_LARGEST_PART = 64 << 20
+_LARGEST_PART = 4 << 20
 """Bytes of partial sums beyond which NCCL does the sum."""
 _PDL_ROWS = 64
 _TWO_SHOTS = "LEADLINE_TP_TWO_SHOT_BYTES"
@@ -78,7 +79,7 @@ class Fabric:
         sizes = {
             "flags": triton_join.MAX_PROGRAMS * group.size * 8,
             **{which.name: self.max_tokens * spec.hidden * itemsize for which in Sum},
-            "logits": spec.max_rows * self.columns * itemsize,
+            **{f"logits {turn}": spec.max_rows * self.columns * itemsize for turn in range(2)},
         }
         offsets, total = {}, 0
         for name, size in sizes.items():
@@ -97,15 +98,15 @@ class Fabric:
         self._flags = table("flags")
         self._parts = {which: part(which.name, self.max_tokens, spec.hidden) for which in Sum}
         self._tables = {which: table(which.name) for which in Sum}
-        self._logits = part("logits", spec.max_rows, self.columns)
-        self._logits_table = table("logits")
+        self._logits = [part(f"logits {turn}", spec.max_rows, self.columns) for turn in range(2)]
+        self._logits_tables = [table(f"logits {turn}") for turn in range(2)]
+        self._turn = 0
         self._epochs = torch.zeros(triton_join.MAX_PROGRAMS, dtype=torch.int64, device=self.device)
         self._abort = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._warps = 4 if spec.hidden <= 2048 else 8
         default = 1 << 62 if group.size == 2 else 256 << 10
         self.two_shots_from = int(os.environ.get(_TWO_SHOTS) or default)
         """Bytes of partial sums."""
-        self.part_programs = int(os.environ.get("LEADLINE_TP_PART_PROGRAMS") or 64)
 
     def abort(self) -> None:
         """From any thread: kernels that wait for another rank stop waiting. Final."""
@@ -128,17 +129,10 @@ class Fabric:
         residual: torch.Tensor,
         weight: torch.Tensor,
         eps: float,
-        *,
-        out: torch.Tensor | None = None,
-        part: slice | None = None,
     ) -> torch.Tensor:
-        rows = len(residual)
-        two = residual.nbytes >= self.two_shots_from
-        if two:
-            out = self._parts[Sum.EMBEDDING][:rows]
-        elif out is None:
-            out = torch.empty_like(residual)
-        self._join(which, rows, residual, weight, out, eps, add=True, norm=True, two=two, part=part)
+        rows, two = len(residual), residual.nbytes >= self.two_shots_from
+        out = self._parts[Sum.EMBEDDING][:rows] if two else torch.empty_like(residual)
+        self._join(which, rows, residual, weight, out, eps, add=True, norm=True, two=two)
         return out
 
     def _join(
@@ -153,17 +147,11 @@ class Fabric:
         add: bool,
         norm: bool,
         two: bool = False,
-        part: slice | None = None,
     ) -> None:
-        first, last = (0, rows) if part is None else (part.start, part.stop)
-        rows = last - first
         if not rows:
             return
         width = self.spec.hidden
-        programs = min(
-            -(-rows // self.size) if two else rows,
-            self.kernels.MAX_PROGRAMS if part is None else self.part_programs,
-        )
+        programs = min(-(-rows // self.size) if two else rows, self.kernels.MAX_PROGRAMS)
         pdl: dict[str, Any] = {"launch_pdl": True} if rows <= _PDL_ROWS else {}
         self.kernels.join_kernel[(programs,)](
             self._tables[which],
@@ -175,7 +163,6 @@ class Fabric:
             self._epochs,
             self._abort,
             eps,
-            first,
             rows,
             WIDTH=width,
             TILE=1 << (width - 1).bit_length(),
@@ -190,16 +177,18 @@ class Fabric:
         )
 
     def logits_part(self, rows: int) -> torch.Tensor | None:
-        return self._logits[:rows] if rows <= len(self._logits) else None
+        part = self._logits[self._turn]
+        return part[:rows] if rows <= len(part) else None
 
     def gather_logits(self, rows: int, out: torch.Tensor | None) -> torch.Tensor:
+        table = self._logits_tables[self._turn]
         if out is None:
-            out = self._logits.new_empty((rows, self.spec.vocab))
+            out = self._logits[0].new_empty((rows, self.spec.vocab))
         tile = 2048
         tiles = rows * -(-self.columns // tile)
         if rows:
             self.kernels.gather_kernel[(min(tiles, self.kernels.MAX_PROGRAMS),)](
-                self._logits_table,
+                table,
                 out,
                 self._flags,
                 self._epochs,
@@ -213,4 +202,5 @@ class Fabric:
                 SIZE=self.size,
                 num_warps=8,
             )
+        self._turn = 1 - self._turn
         return out

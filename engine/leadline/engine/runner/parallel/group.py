@@ -97,6 +97,7 @@ class _Meeting:
         self.store: Any = dist.FileStore(f"/proc/self/fd/{self.fd}", size)
         make = _gloo if device.type == "cpu" else _nccl
         self.backend: Any = make(self.store, rank, size)
+        self._exchanges: Any = None
         self._group: Any = None
         self._name = ""
 
@@ -117,7 +118,7 @@ class _Meeting:
         if self.rank == 0:
             self.store.set("leadline/name", f"leadline-{uuid.uuid4().hex}")
         self._name = self.store.get("leadline/name").decode()
-        store = dist.PrefixStore("symmetric", self.store)
+        self._exchanges = store = _Renumbered(self.store)
         self._group = c10d.ProcessGroup(store, self.rank, self.size)
         self._group._set_group_name(self._name)
         c10d._register_process_group(self._name, self._group)
@@ -126,8 +127,34 @@ class _Meeting:
     def __del__(self) -> None:
         if self._group is not None:
             c10d._unregister_process_group(self._name)
-        self._group = self.backend = self.store = None
+        self._group = self._exchanges = self.backend = self.store = None
         os.close(self.fd)
+
+
+class _Renumbered(dist.Store):
+    """A view of a store for symmetric memory, whose keys end in /EXCHANGE/RANK. Exchanges are counted from
+    the start of the process: of two engines in one process, the second's workers would count otherwise.
+
+    Keep a reference: what torch holds of it is not the part that is written in Python.
+    """
+
+    def __init__(self, store: Any) -> None:
+        super().__init__()
+        self._store = store
+        self._exchanges: dict[str, int] = {}
+
+    def _key(self, key: str) -> str:
+        exchange, _, rank = key.rpartition("/")
+        return f"symmetric/{self._exchanges.setdefault(exchange, len(self._exchanges))}/{rank}"
+
+    def set(self, key: str, value: Any) -> None:
+        self._store.set(self._key(key), value)
+
+    def get(self, key: str) -> Any:
+        return self._store.get(self._key(key))
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(minutes=5)) -> None:
+        self._store.wait([self._key(key) for key in keys], timeout)
 
 
 def _finish(work: Any) -> None:

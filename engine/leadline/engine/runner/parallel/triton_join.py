@@ -66,14 +66,13 @@ def _total(partials, at, mask, kind: tl.constexpr, SIZE: tl.constexpr):
     return total
 
 
-@triton.jit(do_not_specialize=["first", "rows"])
+@triton.jit(do_not_specialize=["rows"])
 def join_kernel(
-    partials, outs, residual, weight, out, flags, epochs, abort, eps, first, rows,
+    partials, outs, residual, weight, out, flags, epochs, abort, eps, rows,
     WIDTH: tl.constexpr, TILE: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, ADD: tl.constexpr,
     NORM: tl.constexpr, TWO: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Rows first to first + rows. partials, outs int64 [SIZE]: addresses of [:, WIDTH] on each rank. TWO: x
-    goes to `outs`.
+    """partials, outs int64 [SIZE]: addresses of [rows, WIDTH] on each rank. TWO: x goes to `outs`.
 
     ADD: residual [rows, WIDTH] += sum. NORM: out = norm(residual) * weight. Neither: out = sum.
     """
@@ -90,7 +89,7 @@ def join_kernel(
     if NORM:
         scale = tl.load(weight + lanes, mask=mask, other=0.0).to(tl.float32)
     for index in range(program, (rows - RANK + SIZE - 1) // SIZE if TWO else rows, tl.num_programs(0)):
-        row = first + (index * SIZE + RANK if TWO else index)
+        row = index * SIZE + RANK if TWO else index
         at = row * WIDTH + lanes
         total = _total(partials, at, mask, kind, SIZE)
         if ADD:
