@@ -201,11 +201,13 @@ def run_peer(options: argparse.Namespace) -> dict[str, float]:
         command = [sys.executable, str(Path(__file__).with_name("gpu_nano.py")), "--shape", options.shape]
         command += ["--workloads", ",".join(options.workloads), "--json", str(file)]
         subprocess.run(command, check=True)
-        text = file.read_text()
+        lines = [json.loads(text) for text in file.read_text().splitlines()]
     if options.json:
+        # One run, one command: the report sets both in one table.
+        command = result_line("", 0.0, "", model_shape="", attention="")["command"]
         with open(options.json, "a") as out:
-            out.write(text)
-    return {line["workload"]: line["value"] for line in map(json.loads, text.splitlines())}
+            out.writelines(json.dumps(line | {"command": command}) + "\n" for line in lines)
+    return {line["workload"]: line["value"] for line in lines}
 
 
 def best_peer(shape: str, workload_name: str, unit: str, beside: dict[str, float]) -> float | None:

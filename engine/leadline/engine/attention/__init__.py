@@ -10,15 +10,10 @@
 
 from __future__ import annotations
 
-from leadline.engine.attention.interface import (
-    AttentionBackend,
-    AttentionBatch,
-    AttentionSpec,
-    RawRotation,
-)
+from leadline.engine.attention.interface import AttentionBackend, AttentionBatch, AttentionSpec
 from leadline.engine.errors import ConfigError
 
-__all__ = ["AttentionBackend", "AttentionBatch", "AttentionSpec", "RawRotation", "make_backend"]
+__all__ = ["AttentionBackend", "AttentionBatch", "AttentionSpec", "make_backend"]
 
 _NAMES = ("auto", "torch", "flash_attn", "triton")
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from leadline.engine.attention.fa3 import FreshChunks
-from leadline.engine.attention.interface import AttentionBatch, AttentionSpec, RawRotation
+from leadline.engine.attention.interface import AttentionBatch, AttentionSpec
 from leadline.engine.errors import ConfigError
 
 __all__ = ["FlashBackend"]
@@ -117,14 +117,6 @@ class FlashBackend:
             self._fa3.attend(q[token:], k[token:], v[token:], fresh)
             parts.append(fresh)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def takes_raw(self, batch: AttentionBatch, cache: torch.Tensor) -> bool:
-        return False
-
-    def forward_raw(
-        self, qkv: torch.Tensor, rotation: RawRotation, k_cache: torch.Tensor, v_cache: torch.Tensor
-    ) -> torch.Tensor:
-        raise RuntimeError("takes_raw(batch, cache) is False")
 
     def _chunks(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """The chunks that FA3 does not take."""

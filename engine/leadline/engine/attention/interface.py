@@ -22,7 +22,7 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["AttentionBackend", "AttentionBatch", "AttentionSpec", "RawRotation"]
+__all__ = ["AttentionBackend", "AttentionBatch", "AttentionSpec"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,22 +63,6 @@ class AttentionBatch:
     """k and v of every layer are in the cache when `forward` is called: the model wrote them."""
 
 
-@dataclass(slots=True)
-class RawRotation:
-    """What is left to do to a merged projection before attention: norm its q and k heads, and rotate them."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-    """[positions, head_dim], as models/rope.py lays them out"""
-    positions: torch.Tensor
-    """int64 [num_tokens]"""
-    q_weight: torch.Tensor
-    k_weight: torch.Tensor
-    """[head_dim]; anything if there is no norm"""
-    eps: float | None
-    """None: no norm"""
-
-
 class AttentionBackend(Protocol):
     """One instance an engine; `begin` once a step, `forward` once a layer."""
 
@@ -108,13 +92,3 @@ class AttentionBackend(Protocol):
         q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]; caches as drawn above.
         Returns [num_tokens, num_heads, head_dim] in q's dtype.
         """
-
-    def takes_raw(self, batch: AttentionBatch, cache: torch.Tensor) -> bool:
-        """Whether `forward_raw` may be called for this step with such a cache."""
-
-    def forward_raw(
-        self, qkv: torch.Tensor, rotation: RawRotation, k_cache: torch.Tensor, v_cache: torch.Tensor
-    ) -> torch.Tensor:
-        """As `forward`, of the merged projection as its product left it, [num_tokens, (num_heads + 2 *
-        num_kv_heads) * head_dim]: norm and rotate heads, write k and v at the slot mapping, attend. No row
-        may need what another row of the step writes."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from leadline.engine.attention.interface import AttentionBatch, AttentionSpec, RawRotation
+from leadline.engine.attention.interface import AttentionBatch, AttentionSpec
 
 __all__ = ["TorchBackend"]
 
@@ -108,14 +108,6 @@ class TorchBackend:
             rows = slice(row.first, row.first + row.count)
             out[rows] = self._prefill(row, q[rows], k[rows], v[rows], k_cache, v_cache)
         return out
-
-    def takes_raw(self, batch: AttentionBatch, cache: torch.Tensor) -> bool:
-        return False
-
-    def forward_raw(
-        self, qkv: torch.Tensor, rotation: RawRotation, k_cache: torch.Tensor, v_cache: torch.Tensor
-    ) -> torch.Tensor:
-        raise RuntimeError("takes_raw(batch, cache) is False")
 
     def _decode(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         if self._groups[0].rows is None:

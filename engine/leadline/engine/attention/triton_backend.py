@@ -18,7 +18,7 @@ import math
 import torch
 
 from leadline.engine.attention.fa3 import FreshChunks
-from leadline.engine.attention.interface import AttentionBatch, AttentionSpec, RawRotation
+from leadline.engine.attention.interface import AttentionBatch, AttentionSpec
 from leadline.engine.errors import ConfigError
 
 __all__ = ["TritonBackend", "import_triton"]
@@ -29,12 +29,12 @@ _QUERIES = 64
 _SPLIT_PROGRAMS = 512
 """CTAs up to which the keys of a small prefill are split."""
 
-_PDL_ROWS = 512
+_PDL_ROWS = 64
 """Up to so many rows the decode kernel starts before the one that makes q and the KV has ended."""
 
-_EARLY_ROWS, _EARLY_WIDTH = 64, 2048
-"""Up to so many rows it lets the kernel after it start right away: a product that loads weights meanwhile. At
-one row, only where those weights (heads * head_dim columns) are few: an 8B step took 4.38 ms, not 4.10."""
+_EARLY_WIDTH = 2048
+"""It lets the kernel after it start right away, a product that loads weights meanwhile; at one row only where
+those weights (heads * head_dim columns) are few: an 8B step took 4.38 ms, not 4.10."""
 
 
 def import_triton(setting: str) -> None:
@@ -171,38 +171,16 @@ class TritonBackend:
             self.decode(q, k_cache, v_cache, out)
         return out
 
-    def takes_raw(self, batch: AttentionBatch, cache: torch.Tensor) -> bool:
-        """See `AttentionBackend.takes_raw`."""
-        dim = self.spec.head_dim
-        return batch.num_decodes == batch.num_rows and dim & (dim - 1) == 0 and cache.dtype == self.spec.dtype
-
-    def forward_raw(
-        self, qkv: torch.Tensor, rotation: RawRotation, k_cache: torch.Tensor, v_cache: torch.Tensor
-    ) -> torch.Tensor:
-        """See `AttentionBackend.forward_raw`."""
-        spec = self.spec
-        out = torch.empty((len(qkv), spec.num_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
-        self.decode(qkv, k_cache, v_cache, out, rotation)
-        return out
-
     def decode(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        out: torch.Tensor,
-        rotation: RawRotation | None = None,
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Attend for the rows with one query token: the first num_decodes rows of q and out. With a rotation,
-        q is the merged projection as the product left it."""
+        """Attend for the rows with one query token: the first num_decodes rows of q and out."""
         from leadline.engine.attention.triton_decode import decode_kernel
 
         batch, spec = self._batch, self.spec
         assert batch is not None
         tile, warps, stages = self._decode_tiles()
-        raced = batch.kv_written or rotation is not None  # q and the KV come from the kernel before this one
-        pdl = q.is_cuda and raced and batch.num_rows <= _PDL_ROWS
-        raw = rotation or RawRotation(q, q, q, q, q, None)
+        pdl = batch.kv_written and batch.num_rows <= _PDL_ROWS
         grid = (batch.num_decodes + self._target // spec.num_kv_heads) * spec.num_kv_heads
         decode_kernel[(grid,)](
             q,
@@ -216,13 +194,6 @@ class TritonBackend:
             self._part_out,
             self._part_lse,
             self._arrived,
-            raw.cos,
-            raw.sin,
-            raw.positions,
-            raw.q_weight,
-            raw.k_weight,
-            batch.slot_mapping,
-            raw.eps or 0.0,
             self._scale_log2,
             q.stride(0),
             batch.block_tables.stride(0),
@@ -239,8 +210,6 @@ class TritonBackend:
             PRECISION=self._precision,
             PDL=pdl,
             EARLY=pdl and self._early(batch.num_rows),
-            ROTATE=rotation is not None,
-            NORM=raw.eps is not None,
             num_warps=warps,
             num_stages=stages,
             **({"launch_pdl": True} if pdl else {}),
@@ -287,8 +256,7 @@ class TritonBackend:
         )
 
     def _early(self, rows: int) -> bool:
-        narrow = self.spec.num_heads * self.spec.head_dim <= _EARLY_WIDTH
-        return rows <= _EARLY_ROWS and (rows > 1 or narrow)
+        return rows > 1 or self.spec.num_heads * self.spec.head_dim <= _EARLY_WIDTH
 
     @property
     def _precision(self) -> str:

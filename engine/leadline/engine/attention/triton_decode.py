@@ -62,19 +62,9 @@ def decode_items_kernel(
         tl.store(meta + 1, chunk)
 
 
-@triton.jit
-def _rotated(x1, x2, weight, c1, c2, s1, s2, lanes, eps, DIM: tl.constexpr, NORM: tl.constexpr):
-    """Both halves of heads, float32 [N, DIM / 2], normed and rotated as triton_ops.rotary_heads does it."""
-    if NORM:
-        inverse = tl.rsqrt(tl.sum(x1 * x1 + x2 * x2, axis=1) / DIM + eps)[:, None]
-        x1 = x1 * inverse * tl.load(weight + lanes).to(tl.float32)[None, :]
-        x2 = x2 * inverse * tl.load(weight + DIM // 2 + lanes).to(tl.float32)[None, :]
-    return x1 * c1 + x2 * s1, x2 * c2 + x1 * s2
-
-
 @triton.jit(
     do_not_specialize=["table_stride"],
-    do_not_specialize_on_alignment=["block_tables", "context_lens", "positions", "slot_mapping"],
+    do_not_specialize_on_alignment=["block_tables", "context_lens"],
 )
 def decode_kernel(
     q,
@@ -88,13 +78,6 @@ def decode_kernel(
     part_out,
     part_lse,
     arrived,
-    cos,
-    sin,
-    positions,
-    q_weight,
-    k_weight,
-    slot_mapping,
-    eps,
     scale_log2,
     q_stride,
     table_stride,
@@ -111,8 +94,6 @@ def decode_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
-    ROTATE: tl.constexpr,
-    NORM: tl.constexpr,
 ):
     """q [rows, KV_HEADS * GROUP, HEAD_DIM] with q_stride elements a row; caches [pages, BLOCK_SIZE, KV_HEADS,
     HEAD_DIM] with page_stride elements a page; out like q, contiguous.
@@ -120,10 +101,6 @@ def decode_kernel(
     part_out float32 [items, KV_HEADS, GROUP_PAD, HEAD_DIM], part_lse float32 [items, KV_HEADS, GROUP_PAD];
     arrived int32 [rows, KV_HEADS], zero before and after. Query heads of one KV head are consecutive and
     fill the first GROUP of GROUP_TILE rows of the matrix product; GROUP_PAD is GROUP's next power of two.
-
-    ROTATE: q is the merged projection, | q heads | k heads | v heads |, as the product left it. Heads are
-    normed (if NORM) and rotated here, and who has a row's last chunk writes its new key and value to the
-    cache before it reads them there. A row with a negative slot is not written.
     """
     pid = tl.program_id(0)
     item = pid // KV_HEADS
@@ -149,43 +126,11 @@ def decode_kernel(
     keys = tl.arange(0, TILE)
     dim_ok = dims < HEAD_DIM
     q_base = q + row.to(tl.int64) * q_stride + head * GROUP * HEAD_DIM
-    in_group = (groups < GROUP)[:, None]
-    if ROTATE:
-        HALF: tl.constexpr = HEAD_DIM // 2
-        lanes = tl.arange(0, HALF)
-        spot = tl.load(positions + row) * HEAD_DIM
-        c1 = tl.load(cos + spot + lanes).to(tl.float32)[None, :]
-        c2 = tl.load(cos + spot + HALF + lanes).to(tl.float32)[None, :]
-        s1 = tl.load(sin + spot + lanes).to(tl.float32)[None, :]
-        s2 = tl.load(sin + spot + HALF + lanes).to(tl.float32)[None, :]
-        kind = q.dtype.element_ty
-        if end == context:
-            k_base = q + row.to(tl.int64) * q_stride + (KV_HEADS * GROUP + head) * HEAD_DIM
-            one = tl.arange(0, 1)[:, None] * HEAD_DIM
-            k1 = tl.load(k_base + one + lanes[None, :]).to(tl.float32)
-            k2 = tl.load(k_base + one + HALF + lanes[None, :]).to(tl.float32)
-            k1, k2 = _rotated(k1, k2, k_weight, c1, c2, s1, s2, lanes, eps, HEAD_DIM, NORM)
-            value = tl.load(k_base + KV_HEADS * HEAD_DIM + dims)
-            slot = tl.load(slot_mapping + row)
-            if slot >= 0:
-                place = (slot // BLOCK_SIZE) * page_stride + (slot % BLOCK_SIZE) * (KV_HEADS * HEAD_DIM)
-                place += head * HEAD_DIM
-                tl.store(k_cache + place + one + lanes[None, :], k1.to(kind))
-                tl.store(k_cache + place + one + HALF + lanes[None, :], k2.to(kind))
-                tl.store(v_cache + place + dims, value)
-            # The threads that load this row below are others than those that stored it.
-            tl.debug_barrier()
-        q1 = tl.load(q_base + groups[:, None] * HEAD_DIM + lanes[None, :], mask=in_group, other=0.0)
-        q2 = tl.load(q_base + groups[:, None] * HEAD_DIM + HALF + lanes[None, :], mask=in_group, other=0.0)
-        q1, q2 = _rotated(
-            q1.to(tl.float32), q2.to(tl.float32), q_weight, c1, c2, s1, s2, lanes, eps, HEAD_DIM, NORM
-        )
-        halves = tl.join(q1.to(kind), q2.to(kind))
-        q_tile = tl.reshape(tl.permute(halves, (0, 2, 1)), (GROUP_TILE, HEAD_DIM))
-    else:
-        q_tile = tl.load(
-            q_base + groups[:, None] * HEAD_DIM + dims[None, :], mask=in_group & dim_ok[None, :], other=0.0
-        )
+    q_tile = tl.load(
+        q_base + groups[:, None] * HEAD_DIM + dims[None, :],
+        mask=(groups < GROUP)[:, None] & dim_ok[None, :],
+        other=0.0,
+    )
     table = block_tables + row.to(tl.int64) * table_stride
     page = tl.load(table + begin // BLOCK_SIZE, mask=begin < end, other=0)
     offsets = keys[:, None] * (KV_HEADS * HEAD_DIM) + head * HEAD_DIM + dims[None, :]

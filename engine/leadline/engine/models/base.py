@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-
-from leadline.engine.attention.interface import RawRotation
 
 __all__ = ["AttentionFn", "CausalLM", "KVWrite"]
 
@@ -21,9 +18,6 @@ class KVWrite:
     """k and v cache of each layer, as attention/interface.py draws them"""
     slot_mapping: torch.Tensor
     """int64 [T]; negative: not written"""
-    attend_raw: Callable[[int, torch.Tensor, RawRotation], torch.Tensor] | None = None
-    """If given, it takes (layer, merged projection [T, ...] as the product left it, rotation) in place of the
-    model's rotation, writing and `attend`; returns what `attend` does."""
 
 
 class AttentionFn(Protocol):

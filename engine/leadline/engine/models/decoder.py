@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from leadline.engine.attention.interface import RawRotation
 from leadline.engine.errors import ConfigError
 from leadline.engine.models.base import AttentionFn, KVWrite
 from leadline.engine.models.config import ModelConfig
@@ -85,14 +84,6 @@ class DecoderLayer:
         self, qkv: torch.Tensor, rotation: Rotation, attend: AttentionFn, write: KVWrite | None
     ) -> torch.Tensor:
         """The merged projection → attended heads, [T, num_heads * head_dim]."""
-        if write is not None and write.attend_raw is not None and rotation[2] is not None:
-            cos, sin, positions = rotation
-            q_norm, k_norm = self.q_norm, self.k_norm
-            if q_norm is None or k_norm is None:
-                raw = RawRotation(cos, sin, positions, cos, cos, None)
-            else:
-                raw = RawRotation(cos, sin, positions, q_norm.weight, k_norm.weight, self.eps)
-            return write.attend_raw(self.index, qkv, raw).reshape(len(qkv), -1)
         return attend(self.index, *self.rotate(qkv, rotation, write)).reshape(len(qkv), -1)
 
     def rotate(

@@ -49,11 +49,9 @@ def _rms_norm_kernel(
     tl.store(out + at, (wide * inverse * scale).to(out.dtype.element_ty), mask=mask)
 
 
-_PDL_TOKENS = 1024
+_PDL_TOKENS = 64
 """Up to so many tokens a kernel may start before the one before it has ended, and waits for it by itself
 (programmatic dependent launch): launch gaps count there."""
-_EARLY_TOKENS = 64
-"""Up to so many tokens the rotation lets the kernel after it start right away."""
 
 
 def _launch(x: torch.Tensor, tokens: int) -> dict[str, bool]:
@@ -154,7 +152,6 @@ def _rotary_kernel(
     WRITE: tl.constexpr,
     LOOK_UP: tl.constexpr,
     PDL: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """qkv [T, (Q_HEADS + 2 KV_HEADS) * DIM] contiguous; cos and sin [T, DIM], sin's first half negated, or
     LOOK_UP: [positions, DIM], and positions int64 [T] says which row is a token's.
@@ -170,7 +167,7 @@ def _rotary_kernel(
     rotated = heads < Q_HEADS + KV_HEADS
     mask = (heads < Q_HEADS + 2 * KV_HEADS)[:, None] & pair_ok[None, :]
     at = token * ((Q_HEADS + 2 * KV_HEADS) * DIM) + heads[:, None] * DIM + pairs[None, :]
-    if PDL and EARLY:
+    if PDL:
         gdc_launch_dependents()
     # Positions are older than the kernel before this one.
     spot = tl.load(positions + token) if LOOK_UP else token
@@ -252,7 +249,6 @@ def rotary_heads(
             NORM=norms is not None,
             WRITE=target is not None,
             LOOK_UP=positions is not None,
-            EARLY=tokens <= _EARLY_TOKENS,
             num_warps=4,
             **_launch(qkv, tokens),
         )

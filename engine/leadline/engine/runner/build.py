@@ -198,9 +198,7 @@ def _longest_chunk(config: EngineConfig, length: int) -> int:
 
 
 def _capture(config: EngineConfig, runner: ModelRunner, group: RankGroup | None) -> None:
-    graphs = runner.make_graphs(
-        _longest_chunk(config, runner.max_model_len), _agree(group), drafts=config.speculative_ngram > 0
-    )
+    graphs = runner.make_graphs(_longest_chunk(config, runner.max_model_len), _agree(group))
     if graphs is None:
         return
     report = graphs.capture()
@@ -316,9 +314,7 @@ def _graph_bytes(
     before = torch.cuda.mem_get_info(device)[0]
     runner = _make_runner(config, _OneLayerView(model), 1, length, device)
     runner.model, runner.kv_cache = model, runner.kv_cache * model.num_layers
-    graphs = runner.make_graphs(
-        _longest_chunk(config, length), _agree(group), drafts=config.speculative_ngram > 0
-    )
+    graphs = runner.make_graphs(_longest_chunk(config, length), _agree(group))
     need = 0
     if graphs is not None:
         graphs.capture(everything=False)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from leadline.engine.attention import AttentionBackend, RawRotation
+from leadline.engine.attention import AttentionBackend
 from leadline.engine.core.plan import StepPlan
 from leadline.engine.models.base import CausalLM, KVWrite
 from leadline.engine.runner.decode_buffers import DecodeBuffers, DecodeRows
@@ -87,17 +87,16 @@ class DecodeGraphs:
         max_model_len: int,
         max_tokens: int,
         agree: Callable[[bool], bool] = bool,
-        drafts: bool = False,
     ) -> None:
-        """max_tokens: most tokens of one chunk. agree: whether all ranks say so. drafts: a step may hold
-        several rows of one slot. Raises ValueError for a backend that cannot be captured."""
+        """max_tokens: most tokens of one chunk. agree: whether all ranks say so. Raises ValueError for a
+        backend that cannot be captured."""
         if backend.graph_padding is None:
             raise ValueError(f"attention backend {backend.name!r} cannot be captured in a CUDA graph")
         max_rows = len(tables.known)
         self.model, self.backend, self.kv_cache = model, backend, kv_cache
         self.tables, self.sampler = tables, sampler
         self.block_size, self.max_model_len = block_size, max_model_len
-        self.agree, self.drafts = agree, drafts
+        self.agree = agree
         self.sizes = graph_sizes(max_rows)
         device = tables.device
         self.buffers = DecodeBuffers(tables, max_rows, block_size, backend.graph_padding)
@@ -156,10 +155,7 @@ class DecodeGraphs:
         written = model.writes_kv
         batch = buffers.batch(size, self.max_model_len, written)
         self.backend.begin(batch)
-        write = None
-        if written:
-            raw = not self.drafts and self.backend.takes_raw(batch, self.kv_cache[0][0])
-            write = KVWrite(self.kv_cache, batch.slot_mapping, self.attend_raw if raw else None)
+        write = KVWrite(self.kv_cache, batch.slot_mapping) if written else None
         hidden = model.forward(buffers.ids[:size], buffers.positions[:size], self.attend, write)
         logits = model.compute_logits(hidden, self.logits[:size])
         self.draw(logits, buffers.slots, buffers.next_positions, buffers.random)
@@ -182,9 +178,6 @@ class DecodeGraphs:
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return self.backend.forward(q, k, v, *self.kv_cache[layer])
-
-    def attend_raw(self, layer: int, qkv: torch.Tensor, rotation: RawRotation) -> torch.Tensor:
-        return self.backend.forward_raw(qkv, rotation, *self.kv_cache[layer])
 
     # -- replay ----------------------------------------------------------------------------------------------
 

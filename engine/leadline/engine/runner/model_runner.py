@@ -81,12 +81,9 @@ class ModelRunner:
         self.graph_report: CaptureReport | None = None
         self.phases = Phases()
 
-    def make_graphs(
-        self, max_tokens: int, agree: Callable[[bool], bool] = bool, *, drafts: bool = False
-    ) -> DecodeGraphs | None:
+    def make_graphs(self, max_tokens: int, agree: Callable[[bool], bool] = bool) -> DecodeGraphs | None:
         """Graphs of this runner's steps of at most max_tokens tokens, none captured yet; None where steps
-        cannot be captured. `agree`: whether all ranks say so. `drafts`: a step may hold several rows of one
-        slot."""
+        cannot be captured. `agree`: whether all ranks say so."""
         if self.device.type != "cuda" or self.backend.graph_padding is None:
             return None
         try:
@@ -103,7 +100,6 @@ class ModelRunner:
             max_model_len=self.max_model_len,
             max_tokens=max_tokens,
             agree=agree,
-            drafts=drafts,
         )
 
     @torch.inference_mode()
