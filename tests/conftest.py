@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Two cores run everything, and several processes at once: more threads would only fight each other.
-for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(name, "2")
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+for name in ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    # As many as of the others: two threads that wait for each other by spinning are slower than one.
+    os.environ.setdefault(name, os.environ["OMP_NUM_THREADS"])
 
 
 _IMAGES_SECONDS = 1500.0
