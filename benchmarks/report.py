@@ -1,8 +1,9 @@
 """Write benchmarks/RESULTS.md from benchmarks/results.jsonl: the newest value of every measurement.
 
 One section a run (machine, commit, command), newest first; in it a row a workload and a column an engine.
-A value that a later run measured again is dropped, so that a stale number cannot be quoted. `--check`
-writes nothing and exits with 1 when the page is not what the lines say."""
+A value that a later run measured again is dropped, so that a stale number cannot be quoted. A line may carry
+a `note`, what the time went to where a target is missed: it stands below the table. `--check` writes nothing
+and exits with 1 when the page is not what the lines say."""
 
 from __future__ import annotations
 
@@ -71,6 +72,16 @@ def table(lines: list[Line]) -> list[str]:
     return rows
 
 
+def notes(lines: list[Line]) -> list[str]:
+    """One list item a line that has a note, after an empty line."""
+    items = [
+        f"- {line['workload']}, {line.get('model_shape') or column(line)}: {line['note']}"
+        for line in lines
+        if line.get("note")
+    ]
+    return ["", *items] if items else []
+
+
 def render(lines: list[Line]) -> str:
     """The page as text."""
     runs: dict[tuple[str, str, str], list[Line]] = {}
@@ -81,7 +92,15 @@ def render(lines: list[Line]) -> str:
         runs.items(), key=lambda item: max(line["date"] for line in item[1]), reverse=True
     ):
         date = max(line["date"] for line in run)[:10]
-        out += [f"## {date}, {machine}", "", f"Commit {commit}: `{command}`", "", *table(run), ""]
+        out += [
+            f"## {date}, {machine}",
+            "",
+            f"Commit {commit}: `{command}`",
+            "",
+            *table(run),
+            *notes(run),
+            "",
+        ]
     for plot in sorted((FOLDER / "plots").glob("*.png")):
         out += [f"![{plot.stem.replace('_', ' ')}](plots/{plot.name})", ""]
     return "\n".join(out).rstrip() + "\n"
