@@ -55,8 +55,8 @@ async def check(service, request, identity=IDENTITY, salt=""):
         namespace = identity.namespace(cache_salt=salt)
         assert prompt.chain == [short(block) for block in chain(namespace, ids)]
         assert prompt.num_tokens == len(ids)
-    known = service.known(request, identity)
-    assert known is None or (known.ids, known.chain) == (found[0].ids, found[0].chain)
+    at_once = service.at_once(request, identity)
+    assert at_once is None or (at_once.ids, at_once.chain) == (found[0].ids, found[0].chain)
     return found
 
 
@@ -68,6 +68,29 @@ messages = st.lists(
     min_size=1,
     max_size=6,
 )
+
+
+sentences = st.lists(
+    st.sampled_from(
+        [
+            "The",
+            "sailor",
+            "sings",
+            "a",
+            "don't",
+            "can\u2019t",
+            "x1",
+            "2y",
+            "É",
+            "é.",
+            ",",
+            "'S",
+            "\n",
+            "<|im_end|>",
+        ]
+    ),
+    max_size=40,
+).map(" ".join)
 
 
 @pytest.mark.parametrize("family", ["smollm", "llama3", "qwen", "sentencepiece"])
@@ -245,34 +268,57 @@ def test_a_load_report_and_a_model_card_name_the_same_namespace():
 
 
 async def test_a_short_chat_that_comes_again_is_known_without_rendering_it(service, monkeypatch):
-    asked = chat("Hi", "Hello.", "What is the capital of France?")
-    assert service.known(asked, IDENTITY) is None
-    (first,) = await service.prompts(asked, IDENTITY)
+    first = service.at_once(chat("Hi", "Hello.", "What is the capital of France?"), IDENTITY)
     monkeypatch.setattr(service.renderer, "render", None)
-    again = service.known(chat("Hi", "Hello.", "What is the capital of France?"), IDENTITY)
-    assert again is not None
-    assert (again.ids, again.chain, again.num_tokens) == (first.ids, first.chain, first.num_tokens)
+    again = service.at_once(chat("Hi", "Hello.", "What is the capital of France?"), IDENTITY)
+    assert again is first is not None
+    assert service.at_once(chat("Hi", "Hello.", "What is the capital of France?", seed=5), IDENTITY) is first
 
 
-async def test_a_chat_that_differs_in_anything_the_prompt_depends_on_is_not_known(service):
-    await service.prompts(chat("Hi"), IDENTITY)
-    assert service.known(chat("Hi"), IDENTITY) is not None
+async def test_a_chat_that_differs_in_anything_the_prompt_depends_on_is_another(service):
+    first = service.at_once(chat("Hi"), IDENTITY)
     others = [
         chat("hi"),
         chat("Hi", "Hi"),
         chat("Hi", add_generation_prompt=False),
         chat("Hi", cache_salt="tenant"),
         chat("Hi", chat_template_kwargs={"enable_thinking": True}),
-        chat("Hi", resume_token_ids=[5]),
     ]
-    for other in others:
-        assert service.known(other, IDENTITY) is None
-    assert service.known(chat("Hi", temperature=0.5), IDENTITY) is not None
+    found = [first, *[service.at_once(other, IDENTITY) for other in others]]
+    assert None not in found
+    assert len({id(prompt) for prompt in found}) == len(found)
+
+
+@pytest.mark.parametrize("family", ["smollm", "llama3", "qwen", "sentencepiece"])
+def test_a_short_chat_is_tokenized_on_the_spot_as_the_engine_does_it(tokenizers_by_family, family):
+    service = serve(tokenizers_by_family[family], memo_bytes=20_000)
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(contents=st.lists(messages.map(" ".join) | sentences, min_size=1, max_size=4))
+    def asked(contents: list[str]) -> None:
+        request = chat(*contents)
+        try:
+            (expected,) = as_the_engine_does(service, request)
+        except RequestError:
+            return
+        prompt = service.at_once(request, IDENTITY)
+        assert prompt is not None
+        assert prompt.ids.tolist() == expected
+        assert prompt.chain == [short(block) for block in chain(IDENTITY.namespace(), expected)]
+
+    asked()
+    service.close()
+
+
+async def test_what_may_take_longer_is_not_done_on_the_spot(service):
+    assert service.at_once(chat(LONG), IDENTITY) is None
+    assert service.at_once(chat("Hi", resume_token_ids=[5]), IDENTITY) is None
+    assert service.at_once(CompletionRequest(prompt="Hi"), IDENTITY) is None
 
 
 async def test_a_template_that_reads_the_clock_is_rendered_every_time(tokenizer):
     renderer = ChatRenderer({"default": "{{ strftime_now('%f') }}{{ messages[0].content }}"}, {})
     service = TokenService(tokenizer, renderer)
-    await service.prompts(chat("Hi"), IDENTITY)
-    assert service.known(chat("Hi"), IDENTITY) is None
+    first = service.at_once(chat("Hi"), IDENTITY)
+    assert service.at_once(chat("Hi"), IDENTITY) is not first
     service.close()

@@ -42,14 +42,14 @@ class _Unreported(msgspec.Struct, frozen=True):
 
 
 def known_prompt(service: Service, incoming: Incoming) -> RoutedPrompt | None:
-    """The prompt, where it is known without waiting for anything; else `read_prompt` says it."""
+    """The prompt, where nothing must be waited for; else `read_prompt` says it. Raises as that does."""
     tokens, full = service.tokens, incoming.full
     if tokens is None or full is None:
         return None
     if isinstance(tokens, ApproximateTokens):
         prompts = tokens.pieces(full, _identity(service))
         return RoutedPrompt(prompts[0].chain, sum(prompt.num_tokens for prompt in prompts), False)
-    prompt = tokens.known(full, _identity(service))
+    prompt = tokens.at_once(full, _identity(service))
     return None if prompt is None else RoutedPrompt(prompt.chain, prompt.num_tokens, True)
 
 

@@ -55,6 +55,8 @@ class ChainMemo:
 
     def chain(self, namespace: ChainNamespace, segments: Sequence[Segment], ids: "array[int]") -> list[int]:
         """`short` of every full block of `ids`, which are the ids of `segments` joined."""
+        if len(ids) < namespace.block_size:
+            return []
         last = root = root_of(namespace)
         if len(ids) <= _FEW_BLOCKS * namespace.block_size:
             return [short(block) for block in chain_after(root, ids, namespace.block_size)]

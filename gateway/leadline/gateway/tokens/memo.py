@@ -7,8 +7,8 @@ hash of it: a hit is exact.
 
 import itertools
 import sys
-from array import array
-from dataclasses import dataclass
+
+import msgspec
 
 from leadline.gateway.tokens.lru import ByteLRU
 
@@ -18,8 +18,7 @@ _ENTRY_BYTES = 320
 """Of dict, tuple and object, beside text and ids."""
 
 
-@dataclass(slots=True, frozen=True, eq=False)
-class Segment:
+class Segment(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Some tokens in a row."""
 
     serial: int
@@ -46,9 +45,9 @@ class SegmentMemo:
     def get(self, text: str) -> Segment | None:
         return self._known.get(text)
 
-    def add(self, text: str, ids: list[int]) -> Segment:
+    def add(self, text: str, packed: bytes) -> Segment:
         """Remember what `text` tokenizes to."""
-        segment = Segment(next(self._serials), array("I", ids).tobytes())
+        segment = Segment(next(self._serials), packed)
         self._known.put(text, segment, sys.getsizeof(text) + len(segment.packed) + _ENTRY_BYTES)
         return segment
 

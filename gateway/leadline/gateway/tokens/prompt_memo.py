@@ -39,18 +39,9 @@ class PromptMemo(Generic[V]):
     def used_bytes(self) -> int:
         return self._known.used_bytes
 
-    def get(self, request: PromptRequest, root: bytes) -> V | None:
-        key = self._key(request, root)
-        return None if key is None else self._known.get(key)
-
-    def put(self, request: PromptRequest, root: bytes, prompt: V, cost: int) -> None:
-        """`cost`: bytes that the prompt takes."""
-        key = self._key(request, root)
-        if key is not None:
-            self._known.put(key, prompt, len(key) + cost + _ENTRY_BYTES)
-
-    def _key(self, request: PromptRequest, root: bytes) -> bytes | None:
-        if not self._timeless or not isinstance(request, ChatCompletionRequest):
+    def key(self, request: PromptRequest, root: bytes) -> bytes | None:
+        """What the prompt is a function of; None for what is no short chat."""
+        if not isinstance(request, ChatCompletionRequest):
             return None
         if len(request.messages) > _MOST_MESSAGES or request.resume_token_ids:
             return None
@@ -68,3 +59,11 @@ class PromptMemo(Generic[V]):
         except UnicodeEncodeError:  # half a surrogate pair
             return None
         return key if len(key) <= _LONGEST_KEY else None
+
+    def get(self, key: bytes) -> V | None:
+        return self._known.get(key)
+
+    def put(self, key: bytes, prompt: V, cost: int) -> None:
+        """`cost`: bytes that the prompt takes."""
+        if self._timeless:
+            self._known.put(key, prompt, len(key) + cost + _ENTRY_BYTES)

@@ -11,14 +11,17 @@ import os
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar, TypeVarTuple
+
+import msgspec
 
 from leadline.gateway.tokens.chain_memo import ChainMemo, root_of
 from leadline.gateway.tokens.memo import Segment, SegmentMemo
 from leadline.gateway.tokens.prompt_memo import PromptMemo
 from leadline.gateway.tokens.segments import Segmenter, special_affixes
+from leadline.gateway.tokens.words import WordMemo
 from leadline.protocol.chain import ChainNamespace
 from leadline.protocol.text.chat import ChatRenderer
 from leadline.protocol.text.prompts import PromptInput, PromptRequest, prompt_inputs
@@ -42,8 +45,7 @@ class ChainIdentity(Protocol):
     def namespace(self, *, cache_salt: str = "", adapter: str = "") -> ChainNamespace: ...
 
 
-@dataclass(frozen=True, slots=True)
-class PromptTokens:
+class PromptTokens(msgspec.Struct, frozen=True, eq=False):
     """One prompt as the engine will see it."""
 
     ids: "array[int] | None"
@@ -52,7 +54,7 @@ class PromptTokens:
     """The first 64 bits of each full block's hash."""
     num_tokens: int
     """Exact where `ids` are known, else an estimate."""
-    segments: Sequence[Segment] = field(default=(), repr=False)
+    segments: Sequence[Segment] = ()
 
 
 @dataclass(slots=True)
@@ -88,6 +90,7 @@ class TokenService:
         self._memo = SegmentMemo(memo_bytes)
         self._chains = ChainMemo(chain_memo_bytes)
         self._prompts: PromptMemo[PromptTokens] = PromptMemo(renderer, prompt_memo_bytes)
+        self._words = WordMemo(tokenizer) if self._segmenter.words else None
         self._longest = tokenizer.pieces.longest
         self._width = threads or min(4, os.cpu_count() or 1)
         self._threads = ThreadPoolExecutor(self._width, thread_name_prefix="tokenize")
@@ -112,12 +115,25 @@ class TokenService:
         """Bytes that the memos take, estimated."""
         return self._memo.used_bytes + self._chains.used_bytes + self._prompts.used_bytes
 
-    def known(self, request: PromptRequest, identity: ChainIdentity) -> PromptTokens | None:
-        """The prompt of a short chat that was asked before word for word, without rendering it; else None."""
+    def at_once(self, request: PromptRequest, identity: ChainIdentity) -> PromptTokens | None:
+        """The prompt of a short chat, on the spot: remembered, or rendered and tokenized here and now. None
+        where that may take longer: ask `prompts`. Raises as `prompts` does."""
         namespace = identity.namespace(cache_salt=getattr(request, "cache_salt", None) or "")
-        prompt = self._prompts.get(request, root_of(namespace))
+        key = self._prompts.key(request, root_of(namespace))
+        if key is None:
+            return None
+        prompt = self._prompts.get(key)
         if prompt is not None:
             self.counts.reused += prompt.num_tokens
+            return prompt
+        if len(key) > _INLINE_CHARACTERS:
+            return None
+        (rendered,) = prompt_inputs(request, self.renderer)
+        segments = self._short(str(rendered.content))
+        if segments is None:
+            return None
+        prompt = self._joined(segments, namespace)
+        self._prompts.put(key, prompt, 8 * prompt.num_tokens + 40 * len(prompt.chain))
         return prompt
 
     async def prompts(
@@ -143,9 +159,6 @@ class TokenService:
                 continue
             segments = [known[key] if isinstance(key, str) else self._memo.of_ids(key) for key in some]
             result.append(self._joined(segments, namespace))
-        if len(result) == 1 and result[0].ids is not None:
-            only = result[0]
-            self._prompts.put(request, root_of(namespace), only, 8 * only.num_tokens + 40 * len(only.chain))
         return result
 
     def chain(self, prompt: PromptTokens, identity: ChainIdentity, *, cache_salt: str = "") -> list[int]:
@@ -160,6 +173,23 @@ class TokenService:
         ids = array("I")
         ids.frombytes(b"".join([segment.packed for segment in segments]))
         return PromptTokens(ids, self._chains.chain(namespace, segments, ids), len(ids), segments)
+
+    def _short(self, text: str) -> list[Segment] | None:
+        """The segments of a rendered text; None if much of it is new."""
+        if len(text) > _INLINE_CUT:
+            return None
+        texts = self._segmenter.cut(text)
+        found = [self._memo.get(part) for part in texts]
+        missing = [part for part, segment in zip(texts, found, strict=True) if segment is None]
+        if not missing:
+            new: dict[str, Segment] = {}
+        elif sum(map(len, missing)) <= 2 * _INLINE_CHARACTERS:
+            new = self._encode_now(missing)
+        else:
+            return None
+        segments = [segment or new[part] for part, segment in zip(texts, found, strict=True)]
+        self.counts.reused += sum([segment.num_tokens for segment in found if segment is not None])
+        return segments
 
     async def _keys(self, prompt: PromptInput, max_model_len: int) -> list[str | bytes] | None:
         """The prompt as segments: texts, and packed token ids. None: too long by far."""
@@ -194,7 +224,7 @@ class TokenService:
         if not missing:
             return found
         if sum(map(len, missing)) <= _INLINE_CHARACTERS:
-            return found | self._remember(missing, self.tokenizer.encode_batch(missing))
+            return found | self._encode_now(missing)
         mine = [text for text in missing if text not in self._encoding]
         tasks = {self._encoding[text] for text in missing if text in self._encoding}
         if mine:
@@ -207,6 +237,17 @@ class TokenService:
             done = await asyncio.shield(task)
             found.update((text, done[text]) for text in missing if text in done)
         return found
+
+    def _encode_now(self, texts: list[str]) -> dict[str, Segment]:
+        if self._words is None:
+            return self._remember(texts, self.tokenizer.encode_batch(texts))
+        segments = {}
+        for text in texts:
+            packed, encoded = self._words.encode(text)
+            self.counts.encoded += encoded
+            self.counts.reused += len(packed) // 4 - encoded
+            segments[text] = self._memo.add(text, packed)
+        return segments
 
     async def _encode(self, texts: list[str]) -> dict[str, Segment]:
         try:
@@ -223,7 +264,10 @@ class TokenService:
 
     def _remember(self, texts: list[str], ids: list[list[int]]) -> dict[str, Segment]:
         self.counts.encoded += sum(map(len, ids))
-        return {text: self._memo.add(text, some) for text, some in zip(texts, ids, strict=True)}
+        return {
+            text: self._memo.add(text, array("I", some).tobytes())
+            for text, some in zip(texts, ids, strict=True)
+        }
 
     async def _in_thread(self, function: Callable[[*Args], T], *args: *Args) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
