@@ -106,16 +106,16 @@ class Case:
     def tuned(self) -> str:
         """The best cuts by trial."""
         found = []
-        for size, depth, splits, stages, ahead in itertools.product(
-            (32, 64), (64, 128), (1, 2, 4), (3, 5), (False, True)
+        for size, depth, splits, stages, near in itertools.product(
+            (32, 64), (64, 128), (1, 2, 4, 6), (3, 4), (0, 128, 256, 512)
         ):
-            programs = -(-self.num_out // size) * splits
-            if self.width % (splits * depth) or not 64 <= programs <= 800:
+            programs, length = -(-self.num_out // size) * splits, self.width // splits
+            if self.width % splits or length < near or (length - near) % depth or not 64 <= programs <= 800:
                 continue
             if (size * (1 + self.gated) + len(self.x)) * depth * stages * 2 > 110_000:
                 continue
-            shape = Shape(size, depth, splits, stages, 4, ahead)
-            cut = (size, depth, splits, stages, ahead)
+            shape = Shape(size, depth, splits, stages, 4, prefetch=False, near=near)
+            cut = (size, depth, splits, stages, near)
             found.append((seconds(lambda i, shape=shape: self.few(i, shape)), cut))
         return "  ".join(f"{time * 1e6:.2f} {cut}" for time, cut in sorted(found)[:4])
 
