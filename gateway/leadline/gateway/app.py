@@ -20,7 +20,7 @@ from starlette.responses import Response
 from leadline.gateway.admission.admission import Admission
 from leadline.gateway.background import Background
 from leadline.gateway.config import GatewayConfig, build_table
-from leadline.gateway.errors import NoPods
+from leadline.gateway.errors import NoPods, shutting_down
 from leadline.gateway.keys import KeyRing
 from leadline.gateway.metrics import GatewayMetrics
 from leadline.gateway.proxy.access_log import AccessLog
@@ -47,6 +47,7 @@ def proxy_settings(config: GatewayConfig, **changes: Any) -> ProxySettings:
     values: dict[str, Any] = {
         "max_body_bytes": server.max_body_bytes,
         "request_timeout": server.request_timeout_seconds,
+        "write_timeout": server.write_timeout_seconds,
         "connect_timeout": upstream.connect_timeout_seconds,
         "first_byte_timeout": upstream.first_byte_timeout_seconds,
         "idle_timeout": upstream.idle_timeout_seconds,
@@ -63,6 +64,26 @@ def proxy_settings(config: GatewayConfig, **changes: Any) -> ProxySettings:
         "drain_timeout": server.shutdown_seconds,
     }
     return ProxySettings(**(values | changes))
+
+
+class WrongServer(RequestError):
+    """The application runs under a server that is not ours."""
+
+    status = 501
+    type = "server_error"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this gateway runs as a plain ASGI application, which serves /health, /ready, /metrics and "
+            "/v1/models only; start it with `leadline gateway`, or give uvicorn the class "
+            "leadline.gateway.proxy.server_protocol.ServerProtocol as its `http`",
+            code="wrong_server",
+        )
+
+
+async def _not_started(scope: Scope, receive: Receive, send: Send) -> None:
+    error = NoPods("the gateway is starting", code="starting", retry_after=1)
+    await _error(error)(scope, receive, send)
 
 
 class Gateway:
@@ -87,13 +108,20 @@ class Gateway:
     def respond(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         """What answers a request that came by ServerProtocol."""
         if exchange.method == b"POST" and exchange.path in PATHS:
-            proxy = self._proxy
-            assert proxy is not None, "the lifespan has not started"
-            return proxy(exchange)
+            if self._proxy is not None:
+                return self._proxy(exchange)
+            return serve_asgi(_not_started, exchange)
         return serve_asgi(self._rest, exchange)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._rest(scope, receive, send)
+        if scope["type"] == "http" and scope["path"] in PATHS and scope["method"] == "POST":
+            await _error(WrongServer())(scope, receive, send)
+        else:
+            await self._rest(scope, receive, send)
+
+    def client_stalled(self) -> None:
+        """A client was cut off because it did not read its answer."""
+        self.metrics.stalled_clients.inc()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -151,7 +179,7 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
     async def ready() -> Response:
         """200 when some pod takes requests, and this gateway does not leave."""
         if gateway.draining:
-            return _error(NoPods("the gateway is shutting down", code="draining", retry_after=1))
+            return _error(shutting_down())
         if not any(service.can_serve() for service in gateway.table):
             return _error(NoPods("no service has a pod that takes requests", code="no_pods", retry_after=1))
         return _json(b'{"status":"ready"}')

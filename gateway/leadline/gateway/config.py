@@ -145,6 +145,8 @@ class ServerConfig(Strict):
     max_body_bytes: AtLeastOne = 32 << 20
     request_timeout_seconds: Positive = 60.0
     """From the first byte of a client's request to its last; a slower one is answered with 408."""
+    write_timeout_seconds: Positive = 60.0
+    """A client that stays connected and reads nothing of its answer for so long is cut off."""
     shutdown_seconds: NonNegative = 30.0
     """Streams may go on so long after SIGTERM."""
     access_log: bool = True

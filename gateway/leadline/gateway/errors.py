@@ -17,6 +17,7 @@ __all__ = [
     "QueueTimeout",
     "RateLimited",
     "UnknownModel",
+    "shutting_down",
 ]
 
 
@@ -98,3 +99,8 @@ class DeadlinePassed(GatewayRefusal):
 
     status = 504
     type = "server_error"
+
+
+def shutting_down() -> NoPods:
+    """For requests that a stopping gateway cannot finish."""
+    return NoPods("the gateway is shutting down", code="draining", retry_after=1)

@@ -97,6 +97,11 @@ class GatewayMetrics:
             [*own, "outcome"],
             registry=registry,
         )
+        self.stalled_clients = Counter(
+            f"{prefix}stalled_clients_total",
+            "Connections closed because their clients did not read their answers",
+            registry=registry,
+        )
         self.in_flight = Gauge(
             f"{prefix}in_flight_requests",
             "Requests being served",

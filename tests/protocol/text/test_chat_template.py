@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from leadline.engine.errors import RequestError, UnsupportedModel
 from leadline.protocol.text.chat import ChatRenderer
@@ -263,3 +264,36 @@ def test_continuing_and_beginning_a_message_exclude_each_other(tokenizer):
 def test_templates_know_today(tokenizer):
     text = renderer(tokenizer, "{{ strftime_now('%Y-%m-%d') }}").render(CONVERSATIONS["one turn"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", text)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "messages[0].role",
+        "messages[0].items is callable",
+        "messages[0].pop",
+        "messages[0].missing is defined",
+        "messages[0].__class__",
+        "messages[0].update(role='x')",
+        "messages.append(1)",
+        "messages[0]['role'].format",
+        "loop",
+    ],
+)
+def test_the_sandbox_answers_as_jinja2s_own(expression):
+    source = (
+        "{% for m in messages %}{{ loop.first }}{{ loop.cycle is callable }}{{ "
+        + expression
+        + " }}{% endfor %}"
+    )
+    message = {"role": "user", "content": "Hi", "pop": "key"}
+
+    def outcome(render):
+        try:
+            return re.sub(r"0x\w+", "", render())
+        except Exception as error:
+            return type(error.__cause__ or error), str(error).rpartition(": ")[2]
+
+    stock = ImmutableSandboxedEnvironment().from_string(source)
+    ours = ChatRenderer({"default": source}, {})
+    assert outcome(lambda: ours.render([message])) == outcome(lambda: stock.render(messages=[message]))

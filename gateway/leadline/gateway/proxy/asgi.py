@@ -4,10 +4,12 @@ Room: gateway/proxy. What ASGI asks of a server, as far as the gateway's own rou
 extensions): /health, /metrics, /v1/models and answers to paths that do not exist.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from leadline.gateway.errors import shutting_down
 from leadline.gateway.proxy.exchange import ClientGone, Exchange
 from leadline.protocol.errors import RequestError, encode_error
 
@@ -26,17 +28,15 @@ _JSON = [(b"content-type", b"application/json")]
 
 async def serve_asgi(app: Callable[[Scope, Receive, Send], Awaitable[None]], exchange: Exchange) -> None:
     """One request through `app`. Its faults are logged, and answered with 500 if nothing was sent yet."""
-    body_read = False
+    body: bytes | None = None
     status, headers = 200, list[tuple[bytes, bytes]]()
 
     async def receive() -> MutableMapping[str, Any]:
-        nonlocal body_read
-        if not body_read:
-            body_read = True
-            try:
-                return {"type": "http.request", "body": await exchange.body(_MAX_BODY), "more_body": False}
-            except ClientGone:
-                return {"type": "http.disconnect"}
+        nonlocal body
+        if body is not None:
+            message = {"type": "http.request", "body": body, "more_body": False}
+            body = None
+            return message
         await exchange.left()
         return {"type": "http.disconnect"}
 
@@ -50,11 +50,19 @@ async def serve_asgi(app: Callable[[Scope, Receive, Send], Awaitable[None]], exc
         await exchange.write(message.get("body", b""), more=message.get("more_body", False))
 
     try:
+        # All of it, wanted or not: behind an answer that comes sooner no other request can be read.
+        body = await exchange.body(_MAX_BODY)
         await app(_scope(exchange), receive, send)
+        if not (exchange.finished or exchange.started or exchange.gone):
+            raise RuntimeError("the application ended without an answer")
+    except ClientGone:
+        pass
     except RequestError as error:
-        if not exchange.started:
-            body = encode_error(error.message, type=error.type, param=error.param, code=error.code)
-            exchange.answer(error.status, _JSON, body)
+        _say(exchange, error)
+    except asyncio.CancelledError:
+        if not exchange.gone:
+            _say(exchange, shutting_down())
+            raise
     except Exception:
         logger.exception("%s %s failed", exchange.method.decode("latin-1"), exchange.path)
         if not exchange.started:
@@ -63,6 +71,12 @@ async def serve_asgi(app: Callable[[Scope, Receive, Send], Awaitable[None]], exc
     finally:
         if not exchange.finished:
             exchange.drop()
+
+
+def _say(exchange: Exchange, error: RequestError) -> None:
+    if not exchange.started:
+        body = encode_error(error.message, type=error.type, param=error.param, code=error.code)
+        exchange.answer(error.status, _JSON, body)
 
 
 def _scope(exchange: Exchange) -> Scope:

@@ -181,14 +181,14 @@ class Exchange:
         connection = self._connection
         if not self.complete:
             self.keep_alive = False
-        self.started = self.finished = True
         bare, close = self.method == b"HEAD", not self.keep_alive
-        connection.send(whole_answer(status, headers, body, bare=bare, close=close))
+        data = whole_answer(status, headers, body, bare=bare, close=close)
+        self.started = self.finished = True  # not before: what cannot be written must not count as sent
+        connection.send(data)
         connection.answered(self)
 
     def start(self, status: int, headers: Headers) -> None:
         """Status line and headers; they leave with the first `write`, which must follow."""
-        self.started = True
         if not self.complete:
             self.keep_alive = False
         lines = [_STATUS_LINES[status]]
@@ -209,6 +209,7 @@ class Exchange:
             lines.append(b"connection: close\r\n")
         self._left = length
         self._head = _joined(lines, len(headers))
+        self.started = True
 
     async def write(self, data: bytes, *, more: bool) -> None:
         """A piece of the body; waits while the client does not read. `more`: it is not the last one."""

@@ -17,7 +17,7 @@ import random
 import time
 
 from leadline.gateway.admission.admission import Admission
-from leadline.gateway.errors import GatewayRefusal
+from leadline.gateway.errors import GatewayRefusal, shutting_down
 from leadline.gateway.metrics import GatewayMetrics
 from leadline.gateway.principal import Principal
 from leadline.gateway.proxy.access_log import AccessLog
@@ -95,7 +95,10 @@ class ProxyHandler:
             books.status = 499
         except asyncio.CancelledError:
             books.status = 499
-            if not exchange.gone:
+            if not exchange.gone:  # the server stops, and its patience has ended
+                books.status = 503
+                if not exchange.started:
+                    error_answer(shutting_down(), exchange, [])
                 raise
         except Exception:
             logger.exception("a request failed unexpectedly")

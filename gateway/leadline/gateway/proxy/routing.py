@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -57,7 +58,10 @@ def _identity(service: Service) -> LoadReport | _Unreported:
     for pod in service.pods.values():
         if pod.report is not None:
             return pod.report
-    return _Unreported(service.model, service.block_size)
+    return _unreported(service.model, service.block_size)
+
+
+_unreported = lru_cache(maxsize=64)(_Unreported)
 
 
 async def read_prompt(service: Service, incoming: Incoming) -> RoutedPrompt:

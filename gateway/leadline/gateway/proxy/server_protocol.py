@@ -10,12 +10,15 @@ much as routing it does.
 
 Requests of one connection are answered one after the other. A client that pipelines is read no further than
 one waiting request; one that does not read its answers, no further than its socket. What clients must hold
-to: `request_timeout` from the first byte of a request to its last (408), `max_header_bytes` (431), and
-`keep_alive` seconds between requests. After an answer that came before the request was complete the rest is
-read and thrown away for a moment, since closing at once would make the client's system drop the answer.
+to: `request_timeout` from the first byte of a request to its last (408), `max_header_bytes` (431),
+`keep_alive` seconds between requests, and some bytes read every `write_timeout` seconds while an answer waits
+to be sent (else the connection is broken off, which frees the pod). After an answer that came before the
+request was complete the rest is read and thrown away for a moment, since closing at once would make the
+client's system drop the answer.
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from typing import Any
@@ -35,9 +38,14 @@ _HIGH_WATER = 256 << 10
 """Bytes of a body that nobody has asked for yet, before the socket is left alone."""
 _LINGER = 3.0
 """Seconds for which the rest of a request that was answered already is thrown away."""
+_GRACE = 1.0
+"""Seconds that a connection without a request yet gets for one when the server stops: what it sends is on its
+way, and a client cannot know that it was not read."""
 _FLUSH = 30.0
 """Seconds that a client gets to read the last answer of its connection."""
 _UPGRADE = frozenset((b"connection", b"upgrade", b"http2-settings"))
+logger = logging.getLogger("leadline.gateway")
+
 _JSON = [(b"content-type", b"application/json")]
 
 
@@ -57,6 +65,7 @@ class ServerProtocol(ClientSocket):
         "_app",
         "_deadlines",
         "_deaf",
+        "_ending",
         "_exchange",
         "_header_bytes",
         "_headers",
@@ -70,8 +79,11 @@ class ServerProtocol(ClientSocket):
         "_state",
         "_task",
         "_timed",
+        "_unsent",
         "_url",
+        "_used",
         "_waiting",
+        "_write_by",
     )
 
     def __init__(
@@ -114,6 +126,14 @@ class ServerProtocol(ClientSocket):
         """No request is taken behind those that have come."""
         self._lingering = False
         """The last answer was given, and its request comes on."""
+        self._used = False
+        """A request has come."""
+        self._ending = False
+        """The server stops; the next request is the last one."""
+        self._write_by = 0.0
+        """While writing is paused: when the client must have read some of what waits for it."""
+        self._unsent = 0
+        """Bytes that waited when it was last looked."""
 
     # asyncio.Protocol
 
@@ -150,6 +170,15 @@ class ServerProtocol(ClientSocket):
             if task is not None:
                 task.cancel()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        transport = self._transport
+        if transport is not None:
+            self._unsent = transport.get_write_buffer_size()
+            self._write_by = time.monotonic() + self._settings.write_timeout
+            if not self._timed:
+                self._deadlines.set(self, self._write_by)
+
     def resume_writing(self) -> None:
         super().resume_writing()
         self._next()
@@ -180,7 +209,8 @@ class ServerProtocol(ClientSocket):
         for name, value in self._headers:
             if name == b"expect":
                 expects = value.lower() == b"100-continue"
-        keep_alive = modern and parser.should_keep_alive()
+        keep_alive = modern and parser.should_keep_alive() and not self._ending
+        self._used = True
         self._last = not keep_alive
         self._incoming = Exchange(
             self,
@@ -226,12 +256,10 @@ class ServerProtocol(ClientSocket):
         self._exchange = self._task = None
         if not exchange.keep_alive:
             self._last = True
-            if exchange.complete:
+            if exchange.complete and not self._deaf:
                 self._close()
             else:
-                self._lingering = True
-                self._deadlines.set(self, time.monotonic() + _LINGER)
-                self._resume_reading()
+                self._linger()
         elif self._waiting or self._incoming is not None:
             self._next()
         elif not self._timed:
@@ -240,7 +268,13 @@ class ServerProtocol(ClientSocket):
     # uvicorn and Deadlines
 
     def shutdown(self) -> None:
-        """The server stops: close at once, or behind the answers to what has come."""
+        """The server stops: close at once, behind the answers to what has come, or behind what must be on its
+        way."""
+        if self._exchange is None and not self._waiting and (self._open or not self._used) and not self._deaf:
+            self._ending = True
+            if self._incoming is None:
+                self._deadlines.set(self, time.monotonic() + _GRACE)
+                return
         if not self._close_behind():
             self._close()
 
@@ -250,6 +284,8 @@ class ServerProtocol(ClientSocket):
             return
         if transport.is_closing():
             transport.abort()  # it does not read what it was sent
+        elif self.write_paused:
+            self._stalled(transport)
         elif self._lingering:
             self._close()
         elif self._timed and self._reading_paused:
@@ -271,9 +307,37 @@ class ServerProtocol(ClientSocket):
     def _begin(self, exchange: Exchange) -> None:
         self._exchange = exchange
         task = self._task = self._loop.create_task(self._app.respond(exchange))
-        tasks = self._state.tasks
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        self._state.tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Nobody is left without an answer: a handler that gave none had a fault of its own."""
+        self._state.tasks.discard(task)
+        exchange = self._exchange
+        if task is not self._task or exchange is None or exchange.finished or self._transport is None:
+            return
+        fault = None if task.cancelled() else task.exception()
+        logger.error("%r ended without an answer", exchange.target, exc_info=fault)
+        if exchange.started:
+            self.drop()
+        else:
+            body = encode_error("internal error; the gateway's log says more", type="server_error")
+            exchange.answer(500, _JSON, body)
+
+    def _stalled(self, transport: asyncio.Transport) -> None:
+        """The client stays, and does not read: it must not keep a pod busy."""
+        now, unsent = time.monotonic(), transport.get_write_buffer_size()
+        if now >= self._write_by and unsent >= self._unsent:
+            logger.info(
+                "a client read nothing for %g s; its connection is closed", self._settings.write_timeout
+            )
+            self._app.client_stalled()
+            transport.abort()
+            return
+        if now >= self._write_by:
+            self._unsent = unsent
+            self._write_by = now + self._settings.write_timeout
+        self._deadlines.set(self, self._write_by)
 
     def _next(self) -> None:
         """Begin with the next request, if there is one and its answer could be written."""
@@ -291,7 +355,7 @@ class ServerProtocol(ClientSocket):
         if self._header_bytes > self._settings.max_header_bytes:
             self._refuse(ValueError("headers are too long"))
             return
-        if not self._timed and not self._lingering:
+        if not self._timed and not self._lingering and not (self._ending and self._incoming is None):
             self._timed = True
             self._deadlines.set(self, time.monotonic() + self._settings.request_timeout)
         if not self._waiting:
@@ -332,7 +396,7 @@ class ServerProtocol(ClientSocket):
         if not self._close_behind():
             body = encode_error(fault.message, type=fault.type, param=fault.param, code=fault.code)
             self.send(whole_answer(fault.status, _JSON, body, close=True))
-            self._close()
+            self._linger()
 
     def _close_behind(self) -> bool:
         """Close behind the answer to the last request that has come; False if all were answered."""
@@ -342,6 +406,16 @@ class ServerProtocol(ClientSocket):
             return False
         last.keep_alive = False
         return True
+
+    def _linger(self) -> None:
+        """Say that no answer follows, and throw away what still comes: a socket that is closed with bytes
+        unread takes the answers back that its client has not read yet."""
+        if self._transport is not None:
+            if self._deaf and self._transport.can_write_eof():
+                self._transport.write_eof()
+            self._lingering = True
+            self._deadlines.set(self, time.monotonic() + _LINGER)
+            self._resume_reading()
 
     def _close(self) -> None:
         if self._transport is not None:

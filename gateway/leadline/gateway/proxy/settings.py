@@ -12,6 +12,8 @@ class ProxySettings:
     max_header_bytes: int = 64 << 10
     request_timeout: float = 60.0
     """From the first byte of a client's request to its last."""
+    write_timeout: float = 60.0
+    """A client that reads nothing of its answer for so long is left: it keeps a pod busy."""
     keep_alive: float = 75.0
     """A client's connection is closed when it has sent no request for so long."""
     connect_timeout: float = 2.0

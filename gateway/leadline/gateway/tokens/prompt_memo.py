@@ -15,7 +15,7 @@ import msgspec
 from leadline.gateway.tokens.lru import ByteLRU
 from leadline.protocol.openai.chat import ChatCompletionRequest
 from leadline.protocol.text.chat import ChatRenderer
-from leadline.protocol.text.prompts import PromptRequest, tools_shown
+from leadline.protocol.text.prompts import tools_shown
 
 __all__ = ["PromptMemo"]
 
@@ -39,10 +39,8 @@ class PromptMemo(Generic[V]):
     def used_bytes(self) -> int:
         return self._known.used_bytes
 
-    def key(self, request: PromptRequest, root: bytes) -> bytes | None:
+    def key(self, request: ChatCompletionRequest, root: bytes) -> bytes | None:
         """What the prompt is a function of; None for what is no short chat."""
-        if not isinstance(request, ChatCompletionRequest):
-            return None
         if len(request.messages) > _MOST_MESSAGES or request.resume_token_ids:
             return None
         try:

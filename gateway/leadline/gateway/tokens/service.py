@@ -23,6 +23,7 @@ from leadline.gateway.tokens.prompt_memo import PromptMemo
 from leadline.gateway.tokens.segments import Segmenter, special_affixes
 from leadline.gateway.tokens.words import WordMemo
 from leadline.protocol.chain import ChainNamespace
+from leadline.protocol.openai.chat import ChatCompletionRequest
 from leadline.protocol.text.chat import ChatRenderer
 from leadline.protocol.text.prompts import PromptInput, PromptRequest, prompt_inputs
 from leadline.protocol.text.tokenizer import Tokenizer
@@ -91,6 +92,8 @@ class TokenService:
         self._chains = ChainMemo(chain_memo_bytes)
         self._prompts: PromptMemo[PromptTokens] = PromptMemo(renderer, prompt_memo_bytes)
         self._words = WordMemo(tokenizer) if self._segmenter.words else None
+        self._namespace: tuple[ChainIdentity | None, ChainNamespace, bytes] = (None, ChainNamespace(""), b"")
+        """The last one asked for without a salt, and its root."""
         self._longest = tokenizer.pieces.longest
         self._width = threads or min(4, os.cpu_count() or 1)
         self._threads = ThreadPoolExecutor(self._width, thread_name_prefix="tokenize")
@@ -118,8 +121,10 @@ class TokenService:
     def at_once(self, request: PromptRequest, identity: ChainIdentity) -> PromptTokens | None:
         """The prompt of a short chat, on the spot: remembered, or rendered and tokenized here and now. None
         where that may take longer: ask `prompts`. Raises as `prompts` does."""
-        namespace = identity.namespace(cache_salt=getattr(request, "cache_salt", None) or "")
-        key = self._prompts.key(request, root_of(namespace))
+        if not isinstance(request, ChatCompletionRequest):
+            return None
+        namespace, root = self._namespace_of(identity, request.cache_salt or "")
+        key = self._prompts.key(request, root)
         if key is None:
             return None
         prompt = self._prompts.get(key)
@@ -168,6 +173,17 @@ class TokenService:
         return self._chains.chain(identity.namespace(cache_salt=cache_salt), prompt.segments, prompt.ids)
 
     # -- inside ----------------------------------------------------------------------------------------------
+
+    def _namespace_of(self, identity: ChainIdentity, salt: str) -> tuple[ChainNamespace, bytes]:
+        """A report's namespace and its root: nearly always those of the request before."""
+        last = self._namespace
+        if last[0] is identity and not salt:
+            return last[1], last[2]
+        namespace = identity.namespace(cache_salt=salt)
+        root = root_of(namespace)
+        if not salt:
+            self._namespace = (identity, namespace, root)
+        return namespace, root
 
     def _joined(self, segments: Sequence[Segment], namespace: ChainNamespace) -> PromptTokens:
         ids = array("I")
