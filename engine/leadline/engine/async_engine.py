@@ -10,6 +10,7 @@ Everything here runs in one event loop's thread:
     generate ──validate──▶ Streams.open ──────Add──────▶ core process
        ▲                                                    │ one Outputs message a step
        └── deque of the request ◀───── Streams.deliver ◀─────┘
+           or the caller's taker
 
 A request's deque is bounded by its own max_tokens, so a slow reader holds up nobody and costs no more
 memory than its answer. Closing the iterator (or cancelling the task inside it) aborts the request in the
@@ -37,7 +38,7 @@ from leadline.engine.messages import CoreRequest, PriorityClass
 from leadline.engine.models.config import ModelConfig, load_model_config
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.sampling_params import SamplingParams
-from leadline.engine.streams import Streams
+from leadline.engine.streams import Streams, Taker
 from leadline.protocol.openai.service import PrefixChain
 from leadline.protocol.text.bundle import bundle_digest, encode_bundle
 from leadline.protocol.text.chat import ChatRenderer
@@ -230,8 +231,11 @@ class AsyncEngine:
             return await asyncio.to_thread(build)
         return build()
 
-    async def run(self, request: CoreRequest) -> AsyncGenerator[OutputDelta, None]:
-        """Deltas of a prepared request's choices as they come, until each has a finish_reason.
+    async def run(
+        self, request: CoreRequest, taker: Taker | None = None
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """Deltas of a prepared request's choices as they come, until each has a finish_reason; without those
+        that `taker` deals with while the caller waits in here (see `streams`).
 
         Raises QueueFull, QueueTimeout, DeadlineExceeded, RequestError (the core refused it) or EngineDead.
         Closing the iterator, or cancelling the task that waits in it, aborts the request.
@@ -239,7 +243,7 @@ class AsyncEngine:
         if self._draining:
             raise EngineDead("the engine is shutting down")
         self._client.check_alive()
-        stream = self._streams.open(request)
+        stream = self._streams.open(request, taker)
         try:
             self._client.send(wire.Add(stream.children))
             async with contextlib.aclosing(stream.deltas()) as deltas:

@@ -48,6 +48,8 @@ class Detokenizer:
         self._opaque = self._pieces.kind is JoinKind.OPAQUE
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = LeadingSpace.KEEP
+        self._split = False
+        """The decoder holds bytes of a character."""
         self._window: list[int] = []
         self._reported = 0
         if self._opaque:
@@ -73,7 +75,11 @@ class Detokenizer:
                 )
                 self._strip = LeadingSpace.KEEP
             data += piece
-        return self._decoder.decode(data)
+        if not self._split and data.isascii():
+            return data.decode("ascii")
+        text = self._decoder.decode(data)
+        self._split = bool(self._decoder.getstate()[0])
+        return text
 
     def finish(self) -> str:
         """End the sequence; return what was held back: U+FFFD for an incomplete character, else nothing."""

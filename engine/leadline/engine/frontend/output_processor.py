@@ -37,6 +37,9 @@ class _Choice:
     request: CoreRequest
     detokenizer: Detokenizer
     stops: StopStrings
+    plain: bool
+    """It has no stop strings."""
+    num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int = 0
     queue_seconds: float | None = None
@@ -92,6 +95,8 @@ class OutputProcessor:
         if output.queue_seconds is not None:
             choice.queue_seconds = output.queue_seconds
 
+        if output.finish_reason is None and choice.plain and len(output.new_token_ids) == 1:
+            return [self._next_token(choice, output)], []
         text, taken, found = _digest(choice, output)
         finish: FinishReason | None = "stop" if found is not None else output.finish_reason
         delta = self._delta(choice, finish)
@@ -141,14 +146,34 @@ class OutputProcessor:
         if child.num_resumed:
             # What the earlier attempt gave out is dropped; what it held back stays held here.
             stops.push(detokenizer.push(child.prompt_token_ids[prompt_len:]), armed=False)
-        return _Choice(request_id, index, child, detokenizer, stops, num_output_tokens=child.num_resumed)
+        return _Choice(
+            request_id,
+            index,
+            child,
+            detokenizer,
+            stops,
+            plain=not sampling.stop,
+            num_prompt_tokens=prompt_len,
+            num_output_tokens=child.num_resumed,
+        )
+
+    def _next_token(self, choice: _Choice, output: CoreOutput) -> OutputDelta:
+        """What `process` does, for nearly every output there is: one more token, and no stop strings."""
+        choice.num_output_tokens += 1
+        delta = self._delta(choice, None)
+        delta.text = choice.detokenizer.push(output.new_token_ids)
+        delta.token_ids = output.new_token_ids
+        delta.logprobs = output.logprobs
+        delta.prompt_logprobs = output.prompt_logprobs
+        delta.error = output.error
+        return delta
 
     def _delta(self, choice: _Choice, finish: FinishReason | None) -> OutputDelta:
         return OutputDelta(
             request_id=choice.request_id,
             index=choice.index,
             finish_reason=finish,
-            num_prompt_tokens=len(choice.request.prompt_token_ids) - choice.request.num_resumed,
+            num_prompt_tokens=choice.num_prompt_tokens,
             num_cached_tokens=choice.num_cached_tokens,
             num_output_tokens=choice.num_output_tokens,
             queue_seconds=choice.queue_seconds,

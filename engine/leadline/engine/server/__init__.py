@@ -8,7 +8,8 @@ In reading order:
     params                   request types → SamplingParams
     chat, completions        the two generation endpoints; logprobs, usage: their parts
     service                  models, tokenize, health, metrics, administration
-    metrics, logs
+    outlet                   tokens in the middle of a stream, straight to the socket
+    metrics, token_meter, logs
 
 Talks to `AsyncEngine` and the frontend's text tools only; importing this package imports no torch.
 """

@@ -38,6 +38,7 @@ from leadline.engine.server.generation import (
 from leadline.engine.server.http import sse
 from leadline.engine.server.logprobs import chat_logprobs
 from leadline.engine.server.metrics import RequestTimer
+from leadline.engine.server.outlet import EventTemplate, Outlet
 from leadline.engine.server.params import chat_sampling, extras
 from leadline.engine.server.prompts import prompts_of
 from leadline.engine.server.state import ServerState
@@ -110,14 +111,18 @@ class _Answer:
         self._choices = [_Choice(self._parser()) for _ in range(request.sampling.n)]
 
     async def whole(self, timer: RequestTimer) -> ChatCompletion:
-        async with aclosing(self._engine.run(self._request)) as deltas:
+        def take(delta: OutputDelta) -> bool:
+            self._observe(delta, timer)
+            choice = self._choices[delta.index]
+            parsed = self._parse(choice, delta)
+            choice.texts.append(parsed.content)
+            choice.token_ids += delta.token_ids
+            choice.logprobs += delta.logprobs or []
+            return True
+
+        async with aclosing(self._engine.run(self._request, take)) as deltas:
             async for delta in deltas:
-                self._observe(delta, timer)
-                choice = self._choices[delta.index]
-                parsed = self._parse(choice, delta)
-                choice.texts.append(parsed.content)
-                choice.token_ids += delta.token_ids
-                choice.logprobs += delta.logprobs or []
+                take(delta)
         timer.finish(finish_of([choice.last for choice in self._choices]))
         return ChatCompletion(
             id=self._id,
@@ -127,7 +132,7 @@ class _Answer:
             usage=self._usage.usage(),
         )
 
-    async def events(self, timer: RequestTimer) -> AsyncGenerator[bytes, None]:
+    async def events(self, timer: RequestTimer, outlet: Outlet) -> AsyncGenerator[bytes, None]:
         options = self._body.stream_options
         with_usage = options is not None and bool(options.include_usage)
         # A null usage in every chunk but the last is how OpenAI says that one is coming.
@@ -138,7 +143,19 @@ class _Answer:
             choices=[],
             usage=None if with_usage else UNSET,
         )
-        async with aclosing(self._engine.run(self._request)) as deltas:
+        templates = self._templates(envelope)
+        wants_ids = bool(self._body.return_token_ids)
+
+        def take(delta: OutputDelta) -> bool:
+            if not templates or not outlet.ready or self._choices[delta.index].last is None:
+                return False
+            # Nor is it counted: the choice's last delta says how many tokens there were.
+            timer.delta(delta)
+            if delta.text or wants_ids:
+                outlet.write(templates[delta.index].event(delta.text, delta.token_ids))
+            return True
+
+        async with aclosing(self._engine.run(self._request, take)) as deltas:
             async for delta in deltas:
                 first = self._choices[delta.index].last is None
                 self._observe(delta, timer)
@@ -149,6 +166,21 @@ class _Answer:
         if with_usage:
             envelope.choices, envelope.usage = [], self._usage.usage()
             yield sse(envelope)
+
+    def _templates(self, envelope: ChatCompletionChunk) -> list[EventTemplate]:
+        """Of the chunk that brings text (and its token ids) and nothing else, for each choice; none where
+        there is more."""
+        body = self._body
+        if self._plan.parse or body.logprobs:
+            return []
+        delta = ChatDelta(content=EventTemplate.TEXT)
+        templates = []
+        for index in range(len(self._choices)):
+            chunk = ChatChunkChoice(index=index, delta=delta)
+            if body.return_token_ids:
+                chunk.token_ids = EventTemplate.IDS
+            templates.append(EventTemplate(msgspec.structs.replace(envelope, choices=[chunk])))
+        return templates
 
     def _observe(self, delta: OutputDelta, timer: RequestTimer) -> None:
         timer.delta(delta)

@@ -6,9 +6,10 @@ its own to the engine; their deltas are merged as they come.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 from fastapi import Request
 from msgspec import UNSET
@@ -30,6 +31,7 @@ from leadline.engine.server.generation import (
 from leadline.engine.server.http import sse
 from leadline.engine.server.logprobs import CompletionLogprobsBuilder, prompt_logprobs
 from leadline.engine.server.metrics import RequestTimer
+from leadline.engine.server.outlet import EventTemplate, Outlet
 from leadline.engine.server.params import completion_sampling, extras
 from leadline.engine.server.prompts import prompts_of
 from leadline.engine.server.state import ServerState
@@ -119,13 +121,17 @@ class _Answer:
         return choice
 
     async def whole(self, timer: RequestTimer) -> Completion:
-        async with aclosing(self._deltas()) as deltas:
+        def take(prompt: int, delta: OutputDelta) -> bool:
+            timer.delta(delta)
+            self._usage.add(delta)
+            if delta.prompt_logprobs is not None:
+                self._prompt_rows[prompt] = delta.prompt_logprobs
+            self._collect(prompt, delta)
+            return True
+
+        async with aclosing(self._deltas(take)) as deltas:
             async for prompt, delta in deltas:
-                timer.delta(delta)
-                self._usage.add(delta)
-                if delta.prompt_logprobs is not None:
-                    self._prompt_rows[prompt] = delta.prompt_logprobs
-                self._collect(prompt, delta)
+                take(prompt, delta)
         timer.finish(finish_of([c.last for group in self._choices for c in group]))
         n = self._body.n or 1
         choices = []
@@ -135,11 +141,23 @@ class _Answer:
                 choices.append(self._finished(prompt, prompt * n + rank, choice))
         return self._envelope(choices, usage=True)
 
-    async def events(self, timer: RequestTimer) -> AsyncGenerator[bytes, None]:
+    async def events(self, timer: RequestTimer, outlet: Outlet) -> AsyncGenerator[bytes, None]:
         body = self._body
         last: list[OutputDelta | None] = []
         with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        async with aclosing(self._deltas()) as deltas:
+        templates = self._templates(with_usage)
+        wants_ids = bool(body.return_token_ids)
+
+        def take(prompt: int, delta: OutputDelta) -> bool:
+            if not templates or not outlet.ready or self._choices[prompt][delta.index].last is None:
+                return False
+            # Nor is it counted: the choice's last delta says how many tokens there were.
+            timer.delta(delta)
+            if delta.text or wants_ids:
+                outlet.write(templates[prompt * self._n + delta.index].event(delta.text, delta.token_ids))
+            return True
+
+        async with aclosing(self._deltas(take)) as deltas:
             async for prompt, delta in deltas:
                 timer.delta(delta)
                 self._usage.add(delta)
@@ -158,8 +176,30 @@ class _Answer:
         if with_usage:
             yield sse(self._envelope([], usage=True))
 
-    def _deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
+    def _deltas(
+        self, take: Callable[[int, OutputDelta], bool]
+    ) -> AsyncGenerator[tuple[int, OutputDelta], None]:
+        if len(self._requests) == 1:
+            return merge([self._engine.run(self._requests[0], partial(take, 0))])
+        # Merged deltas wait in one more queue, which nothing may overtake.
         return merge([self._engine.run(request) for request in self._requests])
+
+    def _templates(self, with_usage: bool) -> list[EventTemplate]:
+        """Of the chunk that brings text (and its token ids) and nothing else, for each choice; none where
+        there is more."""
+        body = self._body
+        if self._score_only or body.logprobs is not None or len(self._requests) > 1:
+            return []
+        templates = []
+        for index in range(self._n):
+            chunk = CompletionChoice(index=index, text=EventTemplate.TEXT, logprobs=None, finish_reason=None)
+            if body.return_token_ids:
+                chunk.token_ids = EventTemplate.IDS
+            answer = self._envelope([chunk], usage=False)
+            if with_usage:
+                answer.usage = None
+            templates.append(EventTemplate(answer))
+        return templates
 
     def _collect(self, prompt: int, delta: OutputDelta) -> None:
         choice = self._choices[prompt][delta.index]

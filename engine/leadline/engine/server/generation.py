@@ -27,6 +27,7 @@ from leadline.engine.server.http import (
     until_disconnect,
 )
 from leadline.engine.server.metrics import RequestTimer, outcome_of
+from leadline.engine.server.outlet import Outlet
 from leadline.engine.server.state import ServerState
 from leadline.protocol.openai.common import GenerationRequest, PromptTokensDetails, Usage
 
@@ -52,7 +53,8 @@ class Answer(Protocol):
     """A request that is ready to run, in the shape of its endpoint."""
 
     async def whole(self, timer: RequestTimer) -> Any: ...
-    def events(self, timer: RequestTimer) -> AsyncGenerator[bytes, None]: ...
+    def events(self, timer: RequestTimer, outlet: Outlet) -> AsyncGenerator[bytes, None]:
+        """Those that are not written to `outlet` on the spot."""
 
 
 async def answered(
@@ -74,7 +76,8 @@ async def answered(
         with timer:
             raise error
     if body.stream:
-        return await _streamed(request, guarded(answer.events(timer), timer))
+        outlet = Outlet()
+        return await _streamed(request, guarded(answer.events(timer, outlet), timer), outlet)
     with timer:
         return JSONBytes(await until_disconnect(request, answer.whole(timer)))
 
@@ -183,14 +186,14 @@ async def guarded(events: AsyncIterator[bytes], timer: RequestTimer) -> AsyncGen
             yield sse(answer.body())
 
 
-async def _streamed(request: Request, events: AsyncGenerator[bytes, None]) -> Response:
+async def _streamed(request: Request, events: AsyncGenerator[bytes, None], outlet: Outlet) -> Response:
     """Wait for the first event (queue full, timeouts and bad requests are real statuses), then stream."""
     try:
         first = await until_disconnect(request, anext(events))
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(_chain(first, events))
+    return EventStream(_chain(first, events), outlet)
 
 
 async def _chain(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from leadline.engine.errors import EngineDead, RequestError
+from leadline.engine.server.outlet import Outlet
 from leadline.protocol.errors import encode_error
 from leadline.protocol.openai import InvalidBody, decode_body
 
@@ -157,18 +158,20 @@ def sse(data: Any) -> bytes:
 
 class EventStream(Response):
     """A server-sent event stream. Each item goes out in a write of its own, at once; the items' generator
-    is closed when the client leaves, which is how a request is aborted."""
+    is closed when the client leaves, which is how a request is aborted. `outlet` is open while the items'
+    generator is waited for: what goes through it lies between two items."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], outlet: Outlet) -> None:
         self._events = events
+        self._outlet = outlet
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pump = asyncio.ensure_future(self._pump(send))
+        pump = asyncio.ensure_future(self._pump(receive, send))
         watch = asyncio.ensure_future(_disconnect(receive))
         try:
             await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -176,11 +179,14 @@ class EventStream(Response):
                 with contextlib.suppress(OSError):
                     pump.result()
         finally:
+            self._outlet.close()
             await _cancel(pump, watch)
             await self._events.aclose()
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        self._outlet.connect(receive)
         async for event in self._events:
             await send({"type": "http.response.body", "body": event, "more_body": True})
+        self._outlet.close()
         await send({"type": "http.response.body", "body": b"", "more_body": False})

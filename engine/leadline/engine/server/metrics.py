@@ -24,6 +24,7 @@ from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.errors import DeadlineExceeded, QueueFull, QueueTimeout, RequestError
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.server.http import ClientGone
+from leadline.engine.server.token_meter import TokenMeter
 
 __all__ = ["Metrics", "RequestTimer", "outcome_of"]
 
@@ -55,12 +56,10 @@ class Metrics:
         )
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of admitted requests.")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens whose KV came from the prefix cache.")
-        self.generation_tokens = counter("generation_tokens", "Tokens generated.")
+        self.per_token = TokenMeter(_TOKEN)
+        self.registry.register(self.per_token)
         self.first_token = histogram(
             "time_to_first_token_seconds", "Arrival to first token, as the server sees it.", _FIRST_TOKEN
-        )
-        self.inter_token = histogram(
-            "inter_token_latency_seconds", "Time between two tokens of one choice.", _TOKEN
         )
         self.per_output_token = histogram(
             "time_per_output_token_seconds",
@@ -119,10 +118,10 @@ class RequestTimer:
             metrics.first_token.observe(now - self._start)
         last = self._last.get(delta.index)
         if last is not None:
-            metrics.inter_token.observe(now - last)
+            metrics.per_token.gap(now - last)
         self._last[delta.index] = now
         self._tokens += count
-        metrics.generation_tokens.inc(count)
+        metrics.per_token.tokens += count
 
     def finish(self, outcome: str) -> None:
         self.outcome = outcome

@@ -23,6 +23,7 @@ import uvloop
 from leadline.engine import wire
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.config import EngineConfig
+from leadline.engine.core_client import DEFAULT_FACTORY
 from leadline.engine.errors import ConfigError, EngineDead, LeadlineError
 from leadline.engine.publisher.publisher import Publisher
 from leadline.engine.server.app import create_app
@@ -40,13 +41,13 @@ _LAST_WORDS_SECONDS = 3
 """Time that answers already decided (errors included) get to leave after the engine is gone."""
 
 
-def serve(config: EngineConfig, settings: ServerSettings) -> int:
+def serve(config: EngineConfig, settings: ServerSettings, *, factory: str = DEFAULT_FACTORY) -> int:
     """Serve until told to stop; returns the exit code. Raises LeadlineError for what kept it from
-    starting."""
+    starting. `factory` names another core than the real one, for tests and benchmarks."""
     config.validate()
     configure_logging(settings.log_level, settings.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Process(config, settings).run())
+        return runner.run(_Process(config, settings, factory).run())
 
 
 class _Server(uvicorn.Server):
@@ -58,7 +59,8 @@ class _Server(uvicorn.Server):
 
 
 class _Process:
-    def __init__(self, config: EngineConfig, settings: ServerSettings) -> None:
+    def __init__(self, config: EngineConfig, settings: ServerSettings, factory: str) -> None:
+        self._factory = factory
         self._config = config
         self._settings = settings
         self._stop = asyncio.Event()
@@ -130,6 +132,7 @@ class _Process:
         engine = await AsyncEngine.start(
             self._config,
             on_progress=progress,
+            factory=self._factory,
             log_level=self._settings.log_level,
             on_cache_change=None if self._publisher is None else self._publisher.changed,
         )
