@@ -45,15 +45,16 @@ TEXT = (
 
 
 class StandIn:
-    """An engine core whose requests all say TEXT, each from another place on, in the real process around
-    it."""
+    """An engine core whose requests all say TEXT, each from another place on, in the real process around it.
+    The first step waits until `streams` requests are there."""
 
     max_model_len = 8192
     num_kv_blocks = 65536
 
-    def __init__(self, token_ids: list[int], seconds: float) -> None:
+    def __init__(self, token_ids: list[int], seconds: float, streams: int) -> None:
         self._token_ids = token_ids
         self._seconds = seconds
+        self._missing = streams
         self._due = 0.0
         self._live: dict[str, list[int]] = {}
         """Request → [tokens given, tokens asked for, where in the text it began]."""
@@ -62,12 +63,13 @@ class StandIn:
     def add_request(self, request: Any) -> None:
         start = len(self._live) * 7 % len(self._token_ids)
         self._live[request.request_id] = [0, request.sampling.max_tokens, start]
+        self._missing -= 1
 
     def abort(self, request_id: str) -> None:
         self._live.pop(request_id, None)
 
     def has_work(self) -> bool:
-        return bool(self._live)
+        return bool(self._live) and self._missing <= 0
 
     def step(self) -> list[Any]:
         from leadline.engine.messages import CoreOutput
@@ -126,7 +128,9 @@ def build(config: Any, report: Callable[[Any], None]) -> StandIn:
 
     report(wire.Resolved(config.model, "smollm2", "1"))
     token_ids = Tokenizer.load(config.model).encode(TEXT, add_special_tokens=False)
-    return StandIn(token_ids, 1.0 / float(os.environ["SERVE_TOKENS_RATE"]))
+    return StandIn(
+        token_ids, 1.0 / float(os.environ["SERVE_TOKENS_RATE"]), int(os.environ["SERVE_TOKENS_STREAMS"])
+    )
 
 
 def server(model: str, port: int) -> None:
@@ -263,7 +267,7 @@ async def read_all(port: int, streams: int, tokens: int, processes: list[psutil.
 def measure(model: str, streams: int, tokens: int, rate: float) -> dict[str, float]:
     from leadline.protocol.text.tokenizer import Tokenizer
 
-    os.environ["SERVE_TOKENS_RATE"] = str(rate)
+    os.environ["SERVE_TOKENS_RATE"], os.environ["SERVE_TOKENS_STREAMS"] = str(rate), str(streams)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     port = 18391
     process = multiprocessing.get_context("spawn").Process(target=server, args=(model, port))
