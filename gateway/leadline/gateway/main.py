@@ -134,7 +134,9 @@ class _Supervisor:
 
     def _start(self) -> BaseProcess:
         process = self._context.Process(
-            target=_worker, args=(self._config, self._host, self._port, self._log_level), daemon=False
+            target=_worker,
+            args=(os.getpid(), self._config, self._host, self._port, self._log_level),
+            daemon=False,
         )
         process.start()
         return process
@@ -180,9 +182,9 @@ class _Supervisor:
                 worker.join()
 
 
-def _worker(config: GatewayConfig, host: str, port: int, log_level: str) -> None:
+def _worker(parent: int, config: GatewayConfig, host: str, port: int, log_level: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C reaches us too; the parent decides
-    parent = os.getppid()
+    # The parent's own word for its pid: it may be dead before a worker has come this far.
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     _set_up_logging(log_level)
     sys.exit(_serve_one(config, _bind(host, port, reuse_port=True), None))

@@ -202,5 +202,5 @@ async def test_spans_are_sent_and_the_trace_is_passed_on() -> None:
 async def test_a_worker_leaves_when_its_parent_was_killed(tmp_path: Path) -> None:
     async with pods(ok) as (pod,), gateway_process(tmp_path, pod.address, "--workers=2") as gateway:
         workers = gateway.workers()
-        gateway.process.send_signal(signal.SIGKILL)
+        gateway.process.send_signal(signal.SIGKILL)  # one worker may still be starting
         await until(lambda: not any(worker.is_running() for worker in workers), 20)
