@@ -86,11 +86,6 @@ class BlockPool:
         """Blocks that `allocate` could hand out: free ones, then cached ones by eviction."""
         return len(self._free) + len(self._eviction)
 
-    @property
-    def num_indexed(self) -> int:
-        """Hashes a prefix hit could find, on cached or on used blocks."""
-        return len(self._index)
-
     def contains(self, block_hash: bytes) -> bool:
         return block_hash in self._index
 

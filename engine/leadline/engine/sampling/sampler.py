@@ -51,11 +51,6 @@ class Sampler:
         for slot in slots:
             self.counts.release(slot)
 
-    def plain_greedy(self, slots: np.ndarray, masks: dict[int, Any]) -> bool:
-        """Whether sampling these slots is an argmax of the raw logits and nothing else (a graph may hold
-        it)."""
-        return not masks and not self.state.flags[slots].any()
-
     def sample(
         self,
         logits: torch.Tensor,
