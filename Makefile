@@ -66,10 +66,11 @@ e2e: setup
 images:
 	@tests/e2e/images/load.sh $(CLUSTER)
 
-# The CRD from its types, its copy in the chart, and the plain manifests out of the chart (needs helm).
+# The CRD from its types, its copy in the chart, the plain manifests out of the chart (needs helm), and its dashboards.
 manifests: setup
 	@$(BIN)/python -m leadline.operator.crd
 	@$(BIN)/python manifests/render.py
+	@$(BIN)/python charts/dashboards.py
 
 # Every script of benchmarks/ that runs without a GPU; BENCHMARKS=benchmarks/x.py picks.
 BENCHMARKS ?= $(filter-out benchmarks/gpu_%,$(shell grep -l '__name__ == "__main__"' benchmarks/*.py))
