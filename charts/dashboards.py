@@ -160,6 +160,23 @@ SERVING = Dashboard(
                     ((_S, f"min by (service) ({_G}tokenizer_agrees{{{_OWN}}})"),),
                     "1 yes, 0 no: prompts then match by text. -1: the engine could not be asked.",
                 ),
+                Panel(
+                    "Matched by text, and why",
+                    "short",
+                    (
+                        (
+                            f"{_S} {{{{reason}}}}",
+                            f"max by (service, reason) ({_G}text_matching{{{_OWN}}}) > 0",
+                        ),
+                    ),
+                    "Nothing: prompts are matched by their tokens.",
+                ),
+                Panel(
+                    "Clients cut off, of all services",
+                    "reqps",
+                    (("stalled", f"sum(rate({_G}stalled_clients_total[$__rate_interval]))"),),
+                    "They did not read their answers.",
+                ),
             ),
         ),
     ),

@@ -23,6 +23,7 @@ async def told_in_process() -> Told:
 
     from leadline.engine.core.stats import SchedulerStats, Speeds
     from leadline.engine.server.metrics import Metrics, RequestTimer
+    from leadline.gateway.exact.mode import ModeMetric, TokenMode
     from leadline.gateway.metrics import GatewayMetrics
     from leadline.operator.metrics import OperatorMetrics
 
@@ -36,6 +37,7 @@ async def told_in_process() -> Told:
     service.retried("connect")
     service.migrated("moved")
     gateway.parity("llm/m", True)
+    ModeMetric(gateway.registry).show("llm/m", TokenMode())
     gateway.refresh([], 0.0)
     operator = OperatorMetrics()
     operator.wrote("patch", "Service")
