@@ -20,7 +20,6 @@ A backend is NAME:BLOCK_SIZE. A mode is `eager` or `graph`.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import math
 import random
@@ -321,11 +320,7 @@ def main() -> None:
                     print("phases of A" + timed_run(llm, prompts, each), flush=True)
                 if options.profile:
                     profile(llm)
-                del llm
-                gc.unfreeze()
-                gc.collect()
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
+                llm.close()
     if options.disagreements:
         raise SystemExit(f"{options.disagreements} comparisons failed")
 

@@ -14,15 +14,12 @@ hooks        bs1 with NVTX ranges on and off.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import random
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from gpu_engine import measure
 from gpu_models import SHAPES, write_model
@@ -107,7 +104,8 @@ class Bench:
                 self.drafted(drafting, prompts, f"speculation, {batch} requests: drafts {name}", base)
             scheduler._speculation._make_drafter = lookup
             self.drafted(drafting, prompts, f"speculation, {batch} requests: prompt lookup", base)
-        close(plain, drafting)
+        plain.close()
+        drafting.close()
 
     def drafted(self, llm: LLM, prompts: list[list[int]], name: str, base: float) -> None:
         before = llm.core.stats()
@@ -153,7 +151,7 @@ class Bench:
             rate = self.long_decode(llm)
             label = f"{name}: 32 requests of 6,000 tokens, decode"
             self.note(label, rate, "output tok/s", base.setdefault("long", rate))
-            close(llm)
+            llm.close()
 
     def long_decode(self, llm: LLM) -> float:
         """Output tokens per second after the first token, at 32 long contexts."""
@@ -184,16 +182,7 @@ class Bench:
         off, on_rate = max(rates[False]), max(rates[True])
         self.note("bs1 without NVTX ranges", off, "output tok/s")
         self.note("bs1 with NVTX ranges", on_rate, "output tok/s", off)
-        close(llm)
-
-
-def close(*engines: LLM) -> None:
-    for llm in engines:
-        llm.core.runner.graphs = None
-        llm.core.runner.kv_cache.clear()
-    gc.unfreeze()
-    gc.collect()
-    torch.cuda.empty_cache()
+        llm.close()
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import gc
 import json
 import sys
 import tempfile
@@ -164,12 +163,7 @@ def main() -> int:
                     print(f"TP {size} {phases(llm, rows)}", flush=True)
             for rows in options.profile if size == options.tp[-1] else []:
                 profile(llm, int(rows))
-            if size > 1:
-                llm.core.runner.close()
-            del llm
-            gc.unfreeze()
-            gc.collect()
-            torch.cuda.empty_cache()
+            llm.close()
     return failed
 
 

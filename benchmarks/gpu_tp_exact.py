@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import gc
 import sys
 from pathlib import Path
 from typing import Any
-
-import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "engine" / "exact"))
 
@@ -64,12 +61,7 @@ def main() -> int:
         result = compare(reference, found)
         differ += int(result["sequences"] - result["sequences_equal"])
         print(f"TP {size} against TP {options.tp[0]}, {options.dtype}: {result}", flush=True)
-        if size > 1:
-            llm.core.runner.close()
-        del llm
-        gc.unfreeze()
-        gc.collect()
-        torch.cuda.empty_cache()
+        llm.close()
     return differ
 
 

@@ -73,7 +73,7 @@ def two(request: pytest.FixtureRequest, folder: Path) -> Iterator[LLM]:
     assert (llm.core.runner.group.fabric is None) == (request.param == "nccl")
     assert (llm.core.runner.runner.graphs is None) == (request.param == "eager")
     yield llm
-    llm.core.runner.close()
+    llm.close()
 
 
 def prompts(count: int, longest: int, seed: int) -> list[list[int]]:
@@ -160,7 +160,7 @@ def test_a_rank_that_dies_or_hangs_in_a_step_is_an_error_soon(
         generate()
     assert time.monotonic() - began[0] < (5 if how == signal.SIGKILL else 30)
     assert not worker.is_running()
-    llm.core.runner.close()
+    llm.close()
 
 
 LEADER = """
@@ -219,7 +219,7 @@ def test_512_requests_of_1000_cached_tokens(folder: Path) -> None:
     for index in (0, 77, 511):
         alone = llm.generate([given[index]], greedy, use_tqdm=False)[0]
         assert alone.outputs[0].token_ids == outputs[index].outputs[0].token_ids
-    llm.core.runner.close()
+    llm.close()
 
 
 def test_sums_over_ranks_agree_with_float64() -> None:

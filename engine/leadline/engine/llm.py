@@ -3,22 +3,25 @@
     llm = LLM("smollm2")
     for output in llm.generate(["The capital of France is", [1, 2, 3]], max_tokens=20, temperature=0):
         print(output.outputs[0].text)
+    llm.close()
 
-The engine core runs in this process and in the caller's thread; nothing happens between calls.
+The engine core runs in this process and in the caller's thread; nothing happens between calls. As a context
+manager an `LLM` closes itself.
 """
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from leadline.engine.config import EngineConfig
 from leadline.engine.engine_core import EngineCore
-from leadline.engine.errors import EngineError, QueueFull, RequestError
+from leadline.engine.errors import EngineDead, EngineError, QueueFull, RequestError
 from leadline.engine.frontend.collector import OutputCollector
 from leadline.engine.frontend.output_processor import OutputProcessor
 from leadline.engine.frontend.validation import RequestBuilder
@@ -48,7 +51,7 @@ class LLM:
         self.config = EngineConfig(model=model, **settings).validate()
         local = resolve_model(model, download_dir=self.config.download_dir, progress=progress)
         self.tokenizer = Tokenizer.load(local.path)
-        self.core = EngineCore(self.config, local, progress=progress)
+        self._core: EngineCore | None = EngineCore(self.config, local, progress=progress)
         self.chat_renderer = ChatRenderer(self.tokenizer.chat_templates, self.tokenizer.special_tokens)
         self._builder = RequestBuilder(
             self.config,
@@ -59,6 +62,38 @@ class LLM:
         )
         self._processor = OutputProcessor(self.tokenizer)
         self._next_id = 0
+
+    @property
+    def core(self) -> EngineCore:
+        """What computes. Raises EngineDead after `close`."""
+        if self._core is None:
+            raise EngineDead("the engine has been closed")
+        return self._core
+
+    def close(self) -> None:
+        """Give the device's memory back, and end the processes of further ranks.
+
+        Closing again does nothing; other calls raise EngineDead then.
+        """
+        import torch
+
+        if self._core is None:
+            return
+        end_ranks = getattr(self._core.runner, "close", None)
+        if end_ranks is not None:
+            end_ranks()
+        self._core = None
+        # The core kept itself from the collector when it was built, and it holds reference cycles.
+        gc.unfreeze()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def max_model_len(self) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import weakref
 
 import pytest
 from exact_prompts import NEW_TOKENS, SHORT
 
 from leadline.engine import LLM, SamplingParams
-from leadline.engine.errors import EngineError, RequestError
+from leadline.engine.errors import EngineDead, EngineError, RequestError
 from leadline.engine.sampling_params import StructuredSpec
 
 
@@ -160,3 +161,14 @@ def test_an_engine_error_reaches_the_caller_as_an_exception(llm, monkeypatch):
     monkeypatch.undo()
     (output,) = llm.generate(SHORT[0], max_tokens=5, temperature=0, use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 5
+
+
+def test_closing_gives_the_memory_back_while_the_caller_still_holds_the_llm():
+    with LLM("smollm2", device="cpu", cpu_kv_bytes=1 << 26, max_model_len=256, progress=False) as one:
+        assert one.generate(SHORT[0], max_tokens=1, temperature=0, use_tqdm=False)
+        model, core = weakref.ref(one.core.runner.model), weakref.ref(one.core)
+    assert model() is None
+    assert core() is None
+    with pytest.raises(EngineDead, match="closed"):
+        one.generate(SHORT[0], max_tokens=1, use_tqdm=False)
+    one.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import json
 import platform
 import statistics
@@ -138,40 +137,23 @@ def _compare(
         return sides
     finally:
         while engines:
-            _close(engines.popitem()[1])
+            engines.popitem()[1].close()
 
 
 def _make_up(model: str, settings: dict[str, Any], size: Size) -> dict[str, float]:
     from leadline.cli.matrix.makeup import make_up
     from leadline.cli.matrix.measure import run_work
 
-    llm = _engine(model, settings)
-    try:
+    with _engine(model, settings) as llm:
         vocab = llm.core.model_config.vocab_size
         run_work(llm, make("shared prefix", size, vocab, 0))
         return make_up(llm, make("shared prefix", size, vocab, 1)).seconds
-    finally:
-        _close(llm)
 
 
 def _engine(model: str, settings: dict[str, Any]) -> LLM:
     from leadline.engine import LLM
 
     return LLM(model, progress=False, **settings)
-
-
-def _close(llm: LLM) -> None:
-    """Give memory back (and ranks, where there are some) before the next engine is built."""
-    import torch
-
-    close = getattr(llm.core.runner, "close", None)
-    if close is not None:
-        close()
-    del llm
-    gc.unfreeze()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _describe(machine: Machine) -> str:
