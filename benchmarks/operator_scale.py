@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,10 @@ async def _floor(namespace: str, args: argparse.Namespace) -> dict[str, float]:
             item["metadata"]["namespace"] = namespace
             # No operator looks at them; they own the children.
             services.append(await api.create(item, SERVICE))
-        plans = [plan(Observed(service), OperatorSettings()).desired or [] for service in services]
+        now, settings = datetime.now(UTC), OperatorSettings()
+        plans = [plan(Observed(service, now), settings).desired or [] for service in services]
         began = time.monotonic()
-        gate = asyncio.Semaphore(OperatorSettings().workers)
+        gate = asyncio.Semaphore(settings.workers)
 
         async def apply(one: dict[str, Any]) -> None:
             async with gate:

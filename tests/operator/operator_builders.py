@@ -32,7 +32,7 @@ def service(spec: dict[str, Any] | None = None, *, name: str = "qwen", **more: A
 
 
 def observed(spec: dict[str, Any] | None = None, **more: Any) -> Observed:
-    return Observed(service(spec), now=NOW, **more)
+    return Observed(service(spec), NOW, **more)
 
 
 def plan_of(spec: dict[str, Any] | None = None, settings: OperatorSettings = SETTINGS, **more: Any) -> Plan:

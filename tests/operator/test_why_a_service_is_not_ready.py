@@ -357,12 +357,12 @@ def test_the_time_of_a_transition_moves_only_with_the_status_and_events_only_wit
     first = plan_of(children=deployment(), pods=[pod()])
     old = service(status=first.status)
     later = NOW.replace(hour=13)
-    again = plan(Observed(old, deployment(), [pod()], now=later), SETTINGS)
+    again = plan(Observed(old, later, deployment(), [pod()]), SETTINGS)
     assert again.status == first.status
     assert again.events == []
     crash = pod(containerStatuses=[waiting("CrashLoopBackOff", "", last=ended(1, "boom"))])
-    crashed = plan(Observed(old, deployment(), [crash], now=later), SETTINGS)
+    crashed = plan(Observed(old, later, deployment(), [crash]), SETTINGS)
     assert condition(crashed)["lastTransitionTime"] == condition(first)["lastTransitionTime"]
     assert [event.reason for event in crashed.events] == ["CrashLoop"]
-    ready = plan(Observed(old, deployment(), [pod(ready=True)], now=later), SETTINGS)
+    ready = plan(Observed(old, later, deployment(), [pod(ready=True)]), SETTINGS)
     assert condition(ready)["lastTransitionTime"] == "2026-11-30T13:00:00Z"

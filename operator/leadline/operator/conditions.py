@@ -10,7 +10,6 @@ Room: operator. Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from leadline.operator.diagnosis import Finding, diagnose_pod, is_ready, worst
@@ -153,7 +152,7 @@ def _conditions(observed: Observed, verdict: Verdict, generation: int) -> list[d
         (ConditionType.PROGRESSING, verdict.progressing, reason, ""),
     )
     before = {one.get("type"): one for one in (observed.service.get("status") or {}).get("conditions") or []}
-    now = (observed.now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = observed.now.strftime("%Y-%m-%dT%H:%M:%SZ")
     conditions = []
     for kind, holds, why, message in wanted:
         status = "True" if holds else "False"

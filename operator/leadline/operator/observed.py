@@ -27,6 +27,8 @@ class StartReport:
 class Observed:
     service: dict[str, Any]
     """The InferenceService as the API server has it."""
+    now: datetime
+    """UTC; what conditions that change now are stamped with."""
     children: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     """(kind, name) → object, of all that carries the service's label and of all that stands in the way of a
     name of ours."""
@@ -35,8 +37,6 @@ class Observed:
     """Pod uid → what it said at its last step, of pods that run and are not ready."""
     refusal: str = ""
     """What the API server said when it refused one of the objects that are wanted."""
-    now: datetime | None = None
-    """Time of condition changes, UTC."""
 
     @property
     def uid(self) -> str:

@@ -150,11 +150,11 @@ class Reconciler:
         return plan(
             Observed(
                 service,
+                datetime.now(UTC),
                 self._store.children(key) | (foreign or {}),
                 pods := self._store.pods(key),
                 self._reports(pods),
                 self._refusals[key].message if key in self._refusals else "",
-                datetime.now(UTC),
             ),
             self._settings,
         )
