@@ -17,12 +17,11 @@ import torch
 import transformers
 from tqdm import tqdm
 
+from core_requests import add_greedy
 from leadline.engine.config import EngineConfig
 from leadline.engine.engine_core import EngineCore
 from leadline.engine.hub import resolve_model
 from leadline.engine.hub.local import LocalModel
-from leadline.engine.messages import CoreRequest
-from leadline.engine.sampling_params import SamplingParams
 from record import record
 
 PROMPT_TOKENS = 32
@@ -66,23 +65,9 @@ class Leadline:
     def __init__(self, local: LocalModel) -> None:
         config = EngineConfig(model="smollm2", device="cpu", prefix_caching=False, max_model_len=1024)
         self.core = EngineCore(config, local, progress=False)
-        self.runs = 0
 
     def run(self, prompts: list[list[int]], new_tokens: int) -> tuple[float, list[list[int]]]:
-        sampling = SamplingParams(temperature=0, max_tokens=new_tokens)
-        tokens: dict[str, list[int]] = {}
-        for prompt in prompts:
-            self.runs += 1
-            tokens[str(self.runs)] = []
-            self.core.add_request(
-                CoreRequest(
-                    request_id=str(self.runs),
-                    prompt_token_ids=prompt,
-                    sampling=sampling,
-                    seed=0,
-                    arrival=time.monotonic(),
-                )
-            )
+        tokens = add_greedy(self.core, prompts, new_tokens)
         times = []
         while self.core.has_work():
             outputs = self.core.step()

@@ -14,13 +14,12 @@ import time
 
 import torch
 
+from core_requests import add_greedy
 from leadline.engine.config import EngineConfig
 from leadline.engine.engine_core import EngineCore
 from leadline.engine.hub import resolve_model
-from leadline.engine.messages import CoreRequest
 from leadline.engine.models.config import load_model_config
 from leadline.engine.models.loader import load_model
-from leadline.engine.sampling_params import SamplingParams
 from leadline.protocol.text.tokenizer import Tokenizer
 from record import record
 
@@ -53,24 +52,10 @@ class Engine:
             cpu_threads=1,
         )
         self.core = EngineCore(config, local, model=model, progress=False)
-        self.runs = 0
 
     def run(self, prompts: list[list[int]], new_tokens: int) -> tuple[float, list[list[int]]]:
         """CPU seconds after the first token of each, and all tokens."""
-        sampling = SamplingParams(temperature=0, max_tokens=new_tokens)
-        tokens: dict[str, list[int]] = {}
-        for prompt in prompts:
-            self.runs += 1
-            tokens[str(self.runs)] = []
-            self.core.add_request(
-                CoreRequest(
-                    request_id=str(self.runs),
-                    prompt_token_ids=prompt,
-                    sampling=sampling,
-                    seed=0,
-                    arrival=time.monotonic(),
-                )
-            )
+        tokens = add_greedy(self.core, prompts, new_tokens)
         began = 0.0
         while self.core.has_work():
             for output in self.core.step():
