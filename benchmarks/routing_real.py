@@ -30,7 +30,7 @@ def main() -> int:
         path = Path(folder, "result.json")
         command = [sys.executable, "-m", "leadline.cli.main", "bench", "routing", "--json", str(path)]
         code = subprocess.run([*command, *sys.argv[1:]], check=False).returncode
-        if code:
+        if code or not path.exists():  # --help measures nothing
             return code
         result = json.loads(path.read_text(encoding="utf-8"))
     where = f"bench routing, {result['model']} x{result['replicas']}"
