@@ -5,11 +5,13 @@ Weights are random: by `load_format="dummy"`, or in a file, where several ranks 
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SHAPES", "write_model", "write_weights"]
+__all__ = ["SHAPES", "write_model", "write_tokenizer", "write_weights"]
 
 SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3-0.6B": {
@@ -59,10 +61,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_model(folder: Path, shape: dict[str, Any], dtype: str) -> Path:
-    """A Qwen3 config.json and a tokenizer whose words are the bytes and w256, w257, ..."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_CHATML = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
+
+def write_model(folder: Path, shape: dict[str, Any], dtype: str, words: Sequence[str] = ()) -> Path:
+    """A Qwen3 config.json, and `write_tokenizer` for all of the shape's vocabulary."""
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -75,13 +84,36 @@ def write_model(folder: Path, shape: dict[str, Any], dtype: str) -> Path:
         **shape,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    words = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words += [f"w{i}" for i in range(len(words), shape["vocab_size"])]
-    tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
+    write_tokenizer(folder, shape["vocab_size"], words)
+    return folder
+
+
+def write_tokenizer(folder: Path, vocab_size: int, words: Sequence[str] = ()) -> None:
+    """A byte-level tokenizer that cuts text as GPT-2's does, and a ChatML template.
+
+        0 ... 255   bytes
+        256 ...     `words`, each with the space before it; then made-up ones of three syllables (" bababa")
+        the last 3  special tokens; none is named as the end of a text
+
+    A word in the vocabulary is one token, whatever stands around it, and all else is a token a byte. So what
+    a model of random weights writes, read again, gives the ids that it sampled, but for the answers in which
+    a single byte or a special token was drawn (of 151,936 ids 259).
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    entries = sorted(pre_tokenizers.ByteLevel.alphabet())
+    entries += [f"\u0120{word}" for word in words]  # \u0120 stands for a space
+    syllables = [consonant + vowel for consonant in "bdfghjklmnprstvwz" for vowel in "aeiou"]
+    made = ("\u0120" + "".join(some) for some in itertools.product(syllables, repeat=3))
+    entries += itertools.islice(made, vocab_size - len(entries) - len(_SPECIAL))
+    entries += _SPECIAL
+    vocabulary = {entry: number for number, entry in enumerate(entries)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(_SPECIAL))
     tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": _CHATML}))
 
 
 def write_weights(folder: Path, shape: dict[str, Any], dtype: str, seed: int = 0) -> None:
