@@ -82,8 +82,11 @@ def test_prompt_lookup_on_repeating_prompts(folder):
     rng = random.Random(5)
     prompts = [[rng.randrange(12000) for _ in range(20)] * 4 for _ in range(6)]
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=100)
-    expected = [out.outputs[0].token_ids for out in engine(folder).generate(prompts, params, use_tqdm=False)]
-    drafting = engine(folder, speculative_ngram=4, speculative_match=2, speculative_max_batch=24)
+    plain = engine(folder, num_kv_blocks=64)
+    expected = [out.outputs[0].token_ids for out in plain.generate(prompts, params, use_tqdm=False)]
+    drafting = engine(
+        folder, speculative_ngram=4, speculative_match=2, speculative_max_batch=24, num_kv_blocks=64
+    )
     outputs = drafting.generate(prompts, params, use_tqdm=False)
     assert [out.outputs[0].token_ids for out in outputs] == expected
     assert drafting.core.stats().drafted_tokens_total > 0
