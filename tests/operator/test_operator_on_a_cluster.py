@@ -283,6 +283,21 @@ def test_what_keeps_pods_from_serving_is_said_within_seconds_and_as_an_event(
         assert "fault of the operator" not in process.text()
 
 
+def test_a_node_that_turns_down_what_was_given_to_it_is_said(cluster: Cluster, tmp_path: Path) -> None:
+    """As Topology Manager does with GPUs of two NUMA nodes: the scheduler knows nothing of it."""
+    nodes = json.loads(cluster.kubectl("get", "nodes", "-o", "json", namespaced=False))["items"]
+    node = next(one for one in nodes if not one["spec"].get("taints"))["metadata"]["name"]
+    placed = service("placed")
+    pod = placed["spec"]["podTemplate"]["spec"]
+    pod["nodeName"] = node  # past the scheduler
+    pod["containers"][0]["resources"] = {"requests": {"cpu": "1000"}}
+    with operator(cluster, tmp_path) as process:
+        cluster.apply(placed)
+        until(lambda: cluster.ready("placed").get("reason") == "Unschedulable", explain=process.text)
+        cluster.kubectl("delete", "isvc", "placed")
+        assert "turned it down: OutOfcpu: " in process.text()
+
+
 def test_a_rollout_without_a_spare_gpu_goes_through(cluster: Cluster, tmp_path: Path) -> None:
     """P3: every GPU of the cluster is taken by the old pods, and the new image still gets in."""
     resource = "example.com/rollout-gpu"

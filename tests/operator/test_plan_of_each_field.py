@@ -51,6 +51,9 @@ ARGUMENTS = {
     "maxConcurrentRequests": ({"engine": {"maxConcurrentRequests": 9}}, "--max-concurrent-requests=9"),
     "extraArgs": ({"engine": {"extraArgs": ["--prefill-chunk=64"]}}, "--prefill-chunk=64"),
     "warmupPrompts": ({"engine": {"warmupPrompts": ["Hi"]}}, "--warmup-file=/etc/leadline/warmup.txt"),
+    "to run beside its accelerator": ({}, "--numa=auto"),
+    "to run beside its accelerators": ({"tensorParallel": 8}, "--numa=auto"),
+    "another argument that begins alike": ({"engine": {"extraArgs": ["--numax"]}}, "--numa=auto"),
 }
 
 
@@ -58,6 +61,22 @@ ARGUMENTS = {
 def test_the_engine_is_told(case: str) -> None:
     spec, argument = ARGUMENTS[case]
     assert argument in container(plan_of(spec))["args"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"engine": {"extraArgs": ["--numa=off"]}}, ["--numa=off"]),
+        ({"engine": {"extraArgs": ["--numa", "1"]}}, ["--numa", "1"]),
+        ({"accelerator": {"type": "cpu"}}, []),
+    ],
+)
+def test_where_the_engine_runs_is_a_hint_for_accelerators_and_extra_args_win(
+    spec: dict[str, Any], told: list[str]
+) -> None:
+    arguments = container(plan_of(spec))["args"]
+    assert [one for one in arguments if one.startswith("--numa")] == told[:1]
+    assert arguments[len(arguments) - len(told) :] == told
 
 
 def test_the_engine_accepts_every_argument_the_operator_may_write() -> None:
@@ -84,6 +103,7 @@ def test_the_engine_accepts_every_argument_the_operator_may_write() -> None:
     assert command == "serve"
     parsed = parser.parse_args(arguments)
     assert (parsed.port, parsed.max_model_len, parsed.drain_timeout) == (8000, 64, 3.0)
+    assert parsed.numa == "auto"
 
 
 # -- pod template ------------------------------------------------------------------------------------------
@@ -293,6 +313,50 @@ def test_the_pod_template_patch_has_the_last_word_but_not_over_the_selector() ->
     assert sidecar == {"name": "sidecar", "image": "s:1"}
     assert {"name": "HOME", "value": "/home"} in engine["env"]
     assert engine["resources"]["limits"] == {GPU: "1", "cpu": "4"}
+
+
+ALL = {"cpu": "16", "memory": "64Gi"}
+
+
+def resources(engine: dict[str, Any], fetch: dict[str, Any] | None = None) -> dict[str, Any]:
+    patch: dict[str, Any] = {"containers": [{"name": "engine", "resources": engine}]}
+    if fetch is not None:
+        patch["initContainers"] = [{"name": "download", "resources": fetch}]
+    return {"podTemplate": {"spec": patch}}
+
+
+def test_a_pod_whose_engine_has_limits_may_be_guaranteed_although_it_downloads() -> None:
+    """QoS counts init containers: kubernetes.io/docs/concepts/workloads/pods/pod-qos."""
+    made = plan_of(resources({"requests": ALL, "limits": ALL}))
+    assert container(made)["resources"] == {"requests": {**ALL, GPU: "1"}, "limits": {**ALL, GPU: "1"}}
+    assert download(made)["resources"] == {"requests": ALL, "limits": ALL}
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, None),
+        (resources({"limits": {"example.com/nic": "1"}}), None),
+        (resources({"requests": {"cpu": "2"}}), {"requests": {"cpu": "2"}}),
+        (resources({"limits": ALL}, {"limits": {"cpu": "1"}}), {"limits": {"cpu": "1"}}),
+        (resources({"limits": ALL}, {}), {}),
+    ],
+)
+def test_a_download_gets_what_the_patch_says_else_the_engines_cpu_and_memory(
+    spec: dict[str, Any], expected: dict[str, Any] | None
+) -> None:
+    assert download(plan_of(spec)).get("resources") == expected
+
+
+def test_pods_are_spread_over_hosts_where_there_is_a_choice() -> None:
+    made = plan_of({"replicas": 2})
+    (spread,) = pod_spec(made)["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == (
+        "kubernetes.io/hostname",
+        "ScheduleAnyway",
+    )
+    labels = wanted(made, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert spread["labelSelector"]["matchLabels"].items() <= labels.items()
 
 
 # -- the other objects -------------------------------------------------------------------------------------

@@ -224,6 +224,47 @@ def test_another_reason_not_to_be_scheduled_is_not_called_a_lack_of_gpus() -> No
     assert condition(made)["reason"] == "Unschedulable"
 
 
+def turned_down(name: str, reason: str, created: str = "11:59:00", template: str = "t2") -> dict[str, Any]:
+    """As the kubelet leaves a pod that it did not admit."""
+    made = pod(name, phase="Failed", reason=reason, message="Pod was rejected: no", containerStatuses=[])
+    made["metadata"] |= {"labels": {"pod-template-hash": template}}
+    made["metadata"] |= {"creationTimestamp": f"2026-11-30T{created}Z"}
+    return made
+
+
+def coming(created: str, *containers: dict[str, Any]) -> dict[str, Any]:
+    made = turned_down("new", "", created)
+    made["status"] |= {"phase": "Pending", "containerStatuses": list(containers)}
+    return made
+
+
+TURNED_DOWN: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "GPUs of two NUMA nodes": ([turned_down("a", "TopologyAffinityError")], "Unschedulable"),
+    "a GPU that was lost": ([turned_down("a", "OutOfnvidia.com/gpu")], "InsufficientGPU"),
+    "no CPU": ([turned_down("a", "OutOfcpu")], "Unschedulable"),
+    "a successor comes": ([turned_down("a", "OutOfcpu"), coming("11:59:01")], "Unschedulable"),
+    "a successor runs": ([turned_down("a", "OutOfcpu"), coming("11:59:01", running())], "LoadingWeights"),
+    "long ago": ([turned_down("a", "OutOfcpu"), coming("12:59:00")], "CreatingPods"),
+    "of an older template": (
+        [turned_down("a", "OutOfcpu", template="t1"), coming("11:59:01")],
+        "CreatingPods",
+    ),
+    "evicted, not turned down": ([turned_down("a", "Evicted")], "CreatingPods"),
+}
+
+
+@pytest.mark.parametrize("case", TURNED_DOWN)
+def test_a_node_that_turns_pods_down_is_said(case: str) -> None:
+    pods, reason = TURNED_DOWN[case]
+    assert condition(plan_of(children=deployment(), pods=pods))["reason"] == reason
+
+
+def test_the_sentence_stays_while_pods_are_turned_down_one_after_the_other() -> None:
+    pods = [turned_down(name, "TopologyAffinityError", f"11:59:0{at}") for at, name in enumerate("cab")]
+    said = [condition(plan_of(children=deployment(), pods=pods[:n]))["message"] for n in (1, 3)]
+    assert said == ["c: its node turned it down: TopologyAffinityError: Pod was rejected: no"] * 2
+
+
 def test_pods_that_the_api_server_refuses() -> None:
     refusal = {
         "type": "ReplicaFailure",

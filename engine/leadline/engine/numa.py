@@ -34,10 +34,17 @@ def bind_process(setting: str, device: torch.device) -> frozenset[int] | None:
     cpus = choose_cpus(
         setting, pci_address(device) if device.type == "cuda" else None, frozenset(os.sched_getaffinity(0))
     )
-    if cpus is not None:
+    if cpus is None:
+        return None
+    try:
         for task in Path("/proc/self/task").iterdir():
             with contextlib.suppress(ProcessLookupError):  # a thread that has just ended
                 os.sched_setaffinity(int(task.name), cpus)
+    except OSError as error:  # a sandbox that forbids it; CPUs that were taken away meanwhile
+        if setting != "auto":
+            raise ConfigError(f"numa {setting}: this process cannot be bound: {error}") from error
+        logger.warning("numa auto: this process cannot be bound: %s", error)
+        return None
     return cpus
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from leadline.operator.diagnosis import Finding, diagnose_pod, is_ready, worst
+from leadline.operator.diagnosis import Finding, diagnose_pod, diagnose_refused, is_ready, worst
 from leadline.operator.names import PORT, selector_text
 from leadline.operator.objects import ServiceContext
 from leadline.operator.observed import Observed, active_pods
@@ -56,6 +56,8 @@ def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
         if (finding := diagnose_pod(pod, resource, observed.progress.get(str(pod["metadata"].get("uid")))))
     ]
     finding = worst(findings) or _refused(deployment)
+    if finding is None or finding.reason == Reason.CREATING_PODS:
+        finding = diagnose_refused(observed.pods, resource) or finding
     available = ready > 0
     blocked = _blocked(finding, status, old, wanted)
     if blocked is not None:

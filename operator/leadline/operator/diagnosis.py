@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from leadline.operator.names import CONTAINER, DOWNLOAD_CONTAINER
@@ -18,7 +19,7 @@ from leadline.operator.observed import StartReport
 from leadline.protocol.isvc import Reason
 from leadline.protocol.isvc_termination import read_termination
 
-__all__ = ["Finding", "diagnose_pod", "is_ready", "worst"]
+__all__ = ["Finding", "diagnose_pod", "diagnose_refused", "is_ready", "worst"]
 
 _MAX_MESSAGE = 512
 
@@ -137,6 +138,44 @@ def diagnose_pod(
         said = "" if report is None else _progress(report)
         return Finding(reason, f"{name}: {said or 'the engine is starting'}", name)
     return Finding(Reason.CREATING_PODS, f"{name}: its containers are being made", name)
+
+
+_ADMISSION = re.compile(
+    "OutOf(?P<resource>.+)|TopologyAffinityError|UnexpectedAdmissionError|SMTAlignmentError|NodeAffinity"
+)
+"""Reasons of a pod that the kubelet turned down: it is Failed without having run, and the ReplicaSet makes
+another at once."""
+_LATELY = timedelta(minutes=1)
+
+
+def diagnose_refused(pods: list[dict[str, Any]], resource_name: str) -> Finding | None:
+    """Why nodes turn the newest of `pods` down, although the scheduler finds them a place: their Topology
+    Manager asks for GPUs of one NUMA node, a device has failed. None unless the newest of those that were
+    turned down is of the newest pod's template and not much older. It names the first of them: the sentence
+    stays while pods come and go."""
+    pods = sorted(pods, key=lambda pod: (_created(pod), str(pod["metadata"]["name"])))
+    refused = [
+        pod
+        for pod in pods
+        if pod.get("status", {}).get("phase") == "Failed"
+        and _ADMISSION.fullmatch(str(pod["status"].get("reason", "")))
+        and _template(pod) == _template(pods[-1])
+    ]
+    if not refused or _created(pods[-1]) - _created(refused[-1]) > _LATELY:
+        return None
+    name, status = str(refused[0]["metadata"]["name"]), refused[0]["status"]
+    match = _ADMISSION.fullmatch(status["reason"])
+    lacks = match is not None and match["resource"] == resource_name
+    text = f"{name}: its node turned it down: {status['reason']}: {_short(status.get('message', ''))}"
+    return Finding(Reason.INSUFFICIENT_GPU if lacks else Reason.UNSCHEDULABLE, text, name)
+
+
+def _created(pod: dict[str, Any]) -> datetime:
+    return datetime.fromisoformat(pod["metadata"].get("creationTimestamp") or "2000-01-01T00:00:00Z")
+
+
+def _template(pod: dict[str, Any]) -> str:
+    return str((pod["metadata"].get("labels") or {}).get("pod-template-hash", ""))
 
 
 def _condition(pod: dict[str, Any], kind: str) -> dict[str, Any]:

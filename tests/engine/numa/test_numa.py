@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leadline.engine import numa
 from leadline.engine.config import EngineConfig
 from leadline.engine.errors import ConfigError
 from leadline.engine.numa import _show, choose_cpus, parse_cpulist
@@ -95,6 +97,20 @@ def test_cpulists_are_read_as_they_are_written(cpus: frozenset[int]) -> None:
 def test_other_values_are_refused(value: str) -> None:
     with pytest.raises(ConfigError, match="numa"):
         EngineConfig(model="m", numa=value).validate()
+
+
+def test_a_process_that_may_not_be_bound_runs_on_with_auto_and_fails_with_a_node(
+    monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    def forbid(task: int, cpus: frozenset[int]) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", forbid)
+    monkeypatch.setattr(numa, "choose_cpus", lambda *_: frozenset({0}))
+    assert numa.bind_process("auto", torch.device("cpu")) is None
+    assert "numa auto: this process cannot be bound: [Errno 1]" in caplog.text
+    with pytest.raises(ConfigError, match="numa 0: this process cannot be bound"):
+        numa.bind_process("0", torch.device("cpu"))
 
 
 def test_every_thread_of_the_process_is_bound() -> None:

@@ -132,6 +132,9 @@ def _arguments(context: ServiceContext) -> list[str]:
             arguments.append(f"--{option}={value}")
     if engine.warmup_prompts:
         arguments.append("--warmup-file=/etc/leadline/warmup.txt")
+    if context.on_gpu and not any(one.partition("=")[0] == "--numa" for one in engine.extra_args):
+        # A hint: a pod that may use no CPU beside its GPU runs where it may.
+        arguments.append("--numa=auto")
     return arguments + list(engine.extra_args)
 
 

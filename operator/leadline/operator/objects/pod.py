@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from leadline.operator.names import child_labels, selector_labels
+from leadline.operator.names import CONTAINER, DOWNLOAD_CONTAINER, child_labels, selector_labels
 from leadline.operator.objects.containers import (
     PRE_STOP_SECONDS,
     download_container,
@@ -48,7 +48,27 @@ def pod_template(context: ServiceContext) -> dict[str, Any]:
         }
         metadata = template.setdefault("metadata", {})
         metadata["labels"] = {**(metadata.get("labels") or {}), **required}
+        _share_resources(template.get("spec") or {})
     return template
+
+
+def _share_resources(pod: dict[str, Any]) -> None:
+    """Give the download the engine's CPU and memory, unless the patch says what it gets. A pod asks for the
+    larger of the two, so this takes nothing; and a pod with a container without limits is never of the class
+    Guaranteed, which alone gets CPUs of its own."""
+    engine = _named(pod.get("containers"), CONTAINER).get("resources") or {}
+    download = _named(pod.get("initContainers"), DOWNLOAD_CONTAINER)
+    shared = {}
+    for kind in ("requests", "limits"):
+        amounts = engine.get(kind) or {}
+        if found := {name: amounts[name] for name in ("cpu", "memory") if name in amounts}:
+            shared[kind] = found
+    if download and shared and "resources" not in download:
+        download["resources"] = shared
+
+
+def _named(containers: list[dict[str, Any]] | None, name: str) -> dict[str, Any]:
+    return next((one for one in containers or [] if one.get("name") == name), {})
 
 
 def _annotations(context: ServiceContext) -> dict[str, str]:
