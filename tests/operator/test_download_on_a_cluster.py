@@ -79,8 +79,8 @@ def hub(cluster: Cluster) -> None:
     cluster.kubectl("wait", "--for=condition=Ready", "pod/hub", "--timeout=55s")
 
 
-def service(cluster: Cluster, name: str, model: str, **spec: Any) -> dict[str, Any]:
-    mirror = {"name": "HF_ENDPOINT", "value": f"http://hub.{cluster.namespace}"}
+def service(cluster: Cluster, name: str, model: str, host: str = "hub", **spec: Any) -> dict[str, Any]:
+    mirror = {"name": "HF_ENDPOINT", "value": f"http://{host}.{cluster.namespace}"}
     pod = {"spec": {"initContainers": [{"name": "download", "env": [mirror]}]}}
     return {
         "apiVersion": "serving.leadline.io/v1alpha1",
@@ -125,6 +125,20 @@ def test_a_hub_model_is_downloaded_with_its_token_loaded_and_served_and_status_s
             lambda: cluster.ready("secret").get("reason") == "ModelNotFound" and cluster.ready("secret")
         )
         assert "if it is private, set HF_TOKEN" in refused["message"]
+        # A hub that is nowhere is no missing model; once it is there, it is found without a hand.
+        cluster.apply(service(cluster, "late", "hf://org/tiny", host="later"))
+
+        def late() -> str:
+            return str(cluster.ready("late").get("reason"))
+
+        until(lambda: late() == "ModelUnreachable", 60, lambda: cluster.ready("late"))
+        assert re.search(
+            r"the hub cannot be reached: .*; it is tried again$", cluster.ready("late")["message"]
+        )
+        ports = [{"port": 80, "targetPort": 8000}]
+        found = {"selector": {"app": "hub"}, "ports": ports}
+        cluster.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "later"}, "spec": found})
+        until(lambda: late() == "ModelNotFound", 90, lambda: cluster.ready("late"))  # it has no token
         # A restart of the engine's container asks no hub.
         cluster.kubectl("delete", "pod", "hub", "--wait=true")
         pods = cluster.items("pods", "-l", "serving.leadline.io/service=tiny")

@@ -131,6 +131,27 @@ def test_a_refused_token_is_unauthorized(sentence: str) -> None:
     assert condition(made)["reason"] == "Unauthorized"
 
 
+@pytest.mark.parametrize(
+    ("sentence", "reason"),
+    [
+        ("hf://a/b is not in the local cache and the hub cannot be reached: [Errno 111]", "ModelUnreachable"),
+        ("the hub answered HTTP 503 for hf://a/b: Service Unavailable", "ModelUnreachable"),
+        ("the download of hf://a/b broke off: timed out", "ModelUnreachable"),
+        ("the hub answered HTTP 410 for hf://a/b: Gone", "ModelNotFound"),
+    ],
+)
+def test_a_hub_that_does_not_answer_says_nothing_of_the_model_and_may_come_back(
+    sentence: str, reason: str
+) -> None:
+    status = waiting("CrashLoopBackOff", "", last=ended(1, f"leadline: {sentence}\n"))
+    made = plan_of(children=deployment(), pods=[pod(initContainerStatuses=[status])])
+    assert (condition(made)["status"], condition(made)["reason"]) == ("False", reason)
+    passes = reason == "ModelUnreachable"
+    assert condition(made)["message"].endswith("; it is tried again") == passes
+    assert condition(made, "Progressing")["status"] == str(passes)
+    assert [event.warning for event in made.events] == [True]
+
+
 def _crash(message: str, code: int = 1) -> str:
     """The reason of Ready when the engine has ended with this termination message."""
     status = waiting("CrashLoopBackOff", "", last=ended(code, message))
@@ -160,6 +181,7 @@ def test_the_command_leaves_its_errors_type_and_sentence_where_kubernetes_reads_
     [
         ("Unauthorized", "Unauthorized"),
         ("ModelNotFound", "ModelNotFound"),
+        ("ModelUnreachable", "ModelUnreachable"),
         ("UnsupportedModel", "ModelUnsupported"),
         ("OutOfMemory", "OutOfMemory"),
         ("ConfigError", "ConfigError"),
@@ -174,7 +196,7 @@ def test_an_errors_type_decides_whatever_its_words_are(kind: str, reason: str, t
 
     assert issubclass(getattr(errors, kind, None) or getattr(builtins, kind), Exception)
     write_termination(str(tmp_path / "log"), kind, "no model at this architecture")
-    assert _crash((tmp_path / "log").read_text()) == (
+    assert _crash((tmp_path / "log").read_text()).removesuffix("; it is tried again") == (
         f"{reason} p1: no model at this architecture"
         if reason != "CrashLoop"
         else "CrashLoop p1: engine ended with exit code 1: no model at this architecture"

@@ -25,6 +25,7 @@ __all__ = [
     "EngineError",
     "LeadlineError",
     "ModelNotFound",
+    "ModelUnreachable",
     "OutOfMemory",
     "QueueFull",
     "QueueTimeout",
@@ -68,6 +69,11 @@ class DeadlineExceeded(RequestError):
 
 class ConfigError(EngineError):
     """A setting that cannot work; the message names it and a value that would."""
+
+
+class ModelUnreachable(EngineError):
+    """The hub does not answer, or not now: no network, no such host, a time-out, HTTP 5xx or 429. Whether it
+    has the model is not known; the same call may succeed later."""
 
 
 class Unauthorized(EngineError):

@@ -46,7 +46,7 @@ class LLM:
         """Load `model` (smollm2, hf://org/name, file:///path or a path); `settings` are EngineConfig's
         fields.
 
-        Raises ConfigError, ModelNotFound, Unauthorized, UnsupportedModel, OutOfMemory.
+        Raises ConfigError, ModelNotFound, ModelUnreachable, Unauthorized, UnsupportedModel, OutOfMemory.
         """
         self.config = EngineConfig(model=model, **settings).validate()
         local = resolve_model(model, download_dir=self.config.download_dir, progress=progress)

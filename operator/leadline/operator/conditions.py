@@ -63,7 +63,7 @@ def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
     if blocked is not None:
         return Verdict(False, Reason.ROLLOUT_BLOCKED, blocked, available, False)
     if finding is not None and finding.is_failure:
-        return Verdict(False, finding.reason, finding.message, available, False)
+        return Verdict(False, finding.reason, finding.message, available, finding.may_pass)
     if old > 0 and updated < wanted:
         text = f"{updated} of {wanted} pods run the newest template"
         if finding is not None:

@@ -38,6 +38,7 @@ _CONFIG = {"CreateContainerConfigError", "CreateContainerError", "RunContainerEr
 _TYPES = {
     "Unauthorized": Reason.UNAUTHORIZED,
     "ModelNotFound": Reason.MODEL_NOT_FOUND,
+    "ModelUnreachable": Reason.MODEL_UNREACHABLE,
     "UnsupportedModel": Reason.MODEL_UNSUPPORTED,
     "OutOfMemory": Reason.OUT_OF_MEMORY,
     "ConfigError": Reason.CONFIG_ERROR,
@@ -54,10 +55,16 @@ _SENTENCES: tuple[tuple[Reason, re.Pattern[str]], ...] = (
         re.compile(r"is gated: ask for access|refused the token|private to another account"),
     ),
     (
+        Reason.MODEL_UNREACHABLE,
+        re.compile(
+            r"the hub cannot be reached|the hub answered HTTP (5\d\d|429|408)|the download of \S+ broke off"
+        ),
+    ),
+    (
         Reason.MODEL_NOT_FOUND,
         re.compile(
             r"does not exist on the hub|has no revision|no model at |is no model folder|is not a scheme|"
-            r"is no hub address|has no config\.json|has no \*\.safetensors|cannot be reached|local cache|"
+            r"is no hub address|has no config\.json|has no \*\.safetensors|local cache|"
             r"no folder '|no model '|a model is a folder|the hub answered HTTP"
         ),
     ),
@@ -75,6 +82,7 @@ _ORDER = [
     Reason.OUT_OF_MEMORY,
     Reason.IMAGE_PULL_FAILED,
     Reason.CONFIG_FAILED,
+    Reason.MODEL_UNREACHABLE,
     Reason.CRASH_LOOP,
     Reason.NOT_RESPONDING,
     Reason.INSUFFICIENT_GPU,
@@ -95,6 +103,11 @@ class Finding:
     @property
     def is_failure(self) -> bool:
         return self.reason not in (Reason.DOWNLOADING, Reason.LOADING_WEIGHTS, Reason.CREATING_PODS)
+
+    @property
+    def may_pass(self) -> bool:
+        """A failure that the kubelet's next try may find gone, although nobody changed anything here."""
+        return self.reason is Reason.MODEL_UNREACHABLE
 
 
 def worst(findings: list[Finding]) -> Finding | None:
@@ -227,6 +240,8 @@ def _diagnose_container(pod: str, container: dict[str, Any]) -> Finding | None:
         # An error without a type of ours may still be the GPU's, which torch words.
         sentences = _SENTENCES if typed is None else [(Reason.OUT_OF_MEMORY, _OUT_OF_MEMORY)]
         known = next((reason for reason, pattern in sentences if pattern.search(said)), None)
+    if known is Reason.MODEL_UNREACHABLE:
+        return Finding(known, f"{pod}: {_short(said)}; it is tried again", pod)
     if known is not None:
         return Finding(known, f"{pod}: {_short(said)}", pod)
     text = f"{pod}: {container['name']} ended with exit code {ended.get('exitCode')}"

@@ -64,6 +64,7 @@ class Reason(StrEnum):
     CONFIG_ERROR = "ConfigError"
     PODS_REFUSED = "PodsRefused"
     MODEL_NOT_FOUND = "ModelNotFound"
+    MODEL_UNREACHABLE = "ModelUnreachable"
     UNAUTHORIZED = "Unauthorized"
     MODEL_UNSUPPORTED = "ModelUnsupported"
     OUT_OF_MEMORY = "OutOfMemory"

@@ -19,7 +19,7 @@ _MAX_BYTES = 4096
 
 class TerminationMessage(msgspec.Struct, frozen=True):
     reason: str
-    """Name of an exception's class: ModelNotFound, Unauthorized, OutOfMemory, ConfigError, …"""
+    """Name of an exception's class: ModelNotFound, ModelUnreachable, Unauthorized, ConfigError, …"""
     message: str
     """One line for a person."""
 

@@ -139,8 +139,62 @@ def test_a_hub_that_is_down_is_no_obstacle_to_a_cached_model(tmp_path):
         online = resolve("hf://org/name", tmp_path, hub.url)
     assert resolve("hf://org/name", tmp_path, hub.url) == online
     error = resolve("hf://org/other", tmp_path, hub.url)
-    assert error["type"] == "ModelNotFound"
+    assert error["type"] == "ModelUnreachable"
     assert "cannot be reached" in error["message"]
+
+
+class BrokenHub(FakeHub):
+    """Answers every request with one status; 0 closes the connection in its stead."""
+
+    status = 0
+
+    def answer(self, path, authorization):
+        if not self.status:
+            raise ConnectionAbortedError("for the test")
+        return self.status, {}, b"{}"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (500, "ModelUnreachable"),
+        (503, "ModelUnreachable"),
+        (429, "ModelUnreachable"),
+        (0, "ModelUnreachable"),
+        (410, "ModelNotFound"),
+    ],
+)
+def test_a_hub_that_does_not_answer_now_is_told_from_a_model_it_does_not_have(status, kind, tmp_path):
+    with BrokenHub({}) as hub:
+        hub.status = status
+        error = resolve("hf://org/name", tmp_path, hub.url)
+    assert error["type"] == kind
+    assert "hf://org/name" in error["message"]
+
+
+class CutHub(FakeHub):
+    """Closes the connection in the middle of the weights."""
+
+    def send(self, out, path, body):
+        out.write(body if "safetensors" not in path else body[: len(body) // 2])
+        if "safetensors" in path:
+            raise ConnectionAbortedError("for the test")
+
+
+def test_a_download_that_breaks_off_may_be_tried_again(tmp_path):
+    with CutHub({"org/name": Repository({**FILES, "model.safetensors": bytes(200_000)})}) as hub:
+        error = resolve("hf://org/name", tmp_path, hub.url)
+    assert error["type"] == "ModelUnreachable"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "kind"),
+    [("http://no-such-host.invalid", "ModelUnreachable"), ("no-address", "ConfigError")],
+)
+def test_an_endpoint_without_a_host_and_one_that_is_no_address(endpoint, kind, tmp_path):
+    error = resolve("hf://org/name", tmp_path, endpoint)
+    assert error["type"] == kind
+    assert ("cannot be reached" if kind == "ModelUnreachable" else "HF_ENDPOINT") in error["message"]
 
 
 def test_the_token_is_sent_and_opens_a_private_model(tmp_path):

@@ -39,7 +39,7 @@ class EngineSettings:
     def of(cls, model: str, args: argparse.Namespace, extra: Sequence[str] = ()) -> EngineSettings:
         """Checks the options and resolves the model, which may take a download or a conversion.
 
-        Raises ConfigError, ModelNotFound, Unauthorized.
+        Raises ConfigError, ModelNotFound, ModelUnreachable, Unauthorized.
         """
         config = engine_config(model, args)
         from leadline.engine.hub import resolve_model

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from leadline.engine.errors import ConfigError, ModelNotFound, Unauthorized
+from leadline.engine.errors import ConfigError, EngineError, ModelNotFound, ModelUnreachable, Unauthorized
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.progress import ByteMeter, ReportStage, no_report
 
@@ -32,6 +32,8 @@ _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
 # Copies in other formats: folders such as original/ or onnx/, and Mistral's consolidated files beside the
 # sharded ones.
 _IGNORED = ["*/*", "consolidated*"]
+_PASSING = (408, 429)
+"""HTTP statuses below 500 that say nothing of the model: the same request may be answered later."""
 
 
 def resolve_hub_model(
@@ -42,7 +44,8 @@ def resolve_hub_model(
     weights: bool,
     report: ReportStage = no_report,
 ) -> LocalModel:
-    """Fetch what is not in the hub's cache yet. Raises ModelNotFound or Unauthorized."""
+    """Fetch what is not in the hub's cache yet. Raises ModelNotFound, ModelUnreachable, Unauthorized or
+    ConfigError."""
     repository, _, revision = name.removeprefix("hf://").partition("@")
     if repository.count("/") != 1 or not all(repository.split("/")):
         raise ModelNotFound(f"{name!r} is no hub address; write hf://org/name or hf://org/name@revision")
@@ -125,29 +128,35 @@ def _sentences(name: str, repository: str, revision: str | None) -> Iterator[Non
         cause = error.__cause__ or error
         if isinstance(cause, errors.HfHubHTTPError):
             raise _http_error(name, cause) from error
-        raise ModelNotFound(
-            f"{name} is not in the local cache and the hub cannot be reached: {cause}"
+        raise ModelUnreachable(
+            f"{name} is not (or not wholly) in the local cache and the hub cannot be reached: {cause}"
         ) from error
     except errors.HfHubHTTPError as error:
         raise _http_error(name, error) from error
     except errors.HFValidationError as error:
         raise ModelNotFound(f"{name!r} is no hub address: {error}") from error
     except OSError as error:
+        if error.errno is None or isinstance(error, (ConnectionError, TimeoutError)):
+            # No answer of a file system: a connection that broke, or the hub's client, of a file cut short.
+            raise ModelUnreachable(f"the download of {name} broke off: {error}") from error
         raise ConfigError(
             f"{name} cannot be stored in the hub's cache ({error}); set HF_HOME (or download_dir) to a "
             "directory that can be written and has room"
         ) from error
     except Exception as error:
-        if type(error).__module__.partition(".")[0] in ("httpx", "httpx2"):  # huggingface_hub's HTTP client
-            raise ModelNotFound(f"{name} cannot be fetched, the hub cannot be reached: {error}") from error
-        raise
+        if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2"):  # the hub's HTTP client
+            raise
+        if type(error).__name__ in ("UnsupportedProtocol", "InvalidURL"):
+            raise ConfigError(f"HF_ENDPOINT {constants.ENDPOINT!r} is no address: {error}") from error
+        raise ModelUnreachable(f"{name} cannot be fetched, the hub cannot be reached: {error}") from error
 
 
-def _http_error(name: str, error: object) -> ModelNotFound | Unauthorized:
-    status = getattr(getattr(error, "response", None), "status_code", None)
+def _http_error(name: str, error: object) -> EngineError:
+    status = getattr(getattr(error, "response", None), "status_code", 0)
     if status in (401, 403):
         return Unauthorized(f"the hub refused the token for {name} (HTTP {status}); check HF_TOKEN")
-    return ModelNotFound(f"the hub answered HTTP {status} for {name}: {error}")
+    kind = ModelUnreachable if status >= 500 or status in _PASSING else ModelNotFound
+    return kind(f"the hub answered HTTP {status} for {name}: {error}")
 
 
 def _missing_or_private(name: str) -> ModelNotFound | Unauthorized:

@@ -32,8 +32,8 @@ def resolve_model(
     download or conversion is. `weights=False` fetches an hf:// model's config and
     tokenizer only.
 
-    Raises ModelNotFound, Unauthorized (the hub wants a token, or another one), or ConfigError (an unusable
-    cache directory).
+    Raises ModelNotFound, ModelUnreachable (the hub does not answer), Unauthorized (it wants a token, or
+    another one), or ConfigError (an unusable cache directory).
     """
     name = name.strip()
     if not name:
