@@ -223,9 +223,17 @@ def save(results: dict[tuple[int, str], dict[str, float]]) -> None:
             )
 
 
-def main() -> None:
+def draw(results: dict[tuple[int, str], dict[str, float]], path: Path) -> None:
     from routing_plot import plot
 
+    groups = {
+        (f"{pods:,} pods", policy): {**row, "tokens/s": row["tokens/s"] / pods}
+        for (pods, policy), row in results.items()
+    }
+    plot(groups, TITLE, path, "Output tokens per second per pod")
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -242,7 +250,7 @@ def main() -> None:
     numbers = options.plot.with_suffix(".json")
     if options.replot:
         rows = json.loads(numbers.read_text())
-        plot({(row.pop("pods"), row.pop("policy")): row for row in rows}, TITLE, options.plot)
+        draw({(row.pop("pods"), row.pop("policy")): row for row in rows}, options.plot)
         return
     results = {}
     for pods in map(int, options.fleets.split(",")):
@@ -252,7 +260,7 @@ def main() -> None:
             show({(pods, policy): results[pods, policy]})
     print()
     show(results)
-    plot(results, TITLE, options.plot)
+    draw(results, options.plot)
     rows = [{"pods": pods, "policy": policy, **row} for (pods, policy), row in results.items()]
     numbers.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"\nplot: {options.plot}")

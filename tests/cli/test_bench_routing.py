@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from leadline.cli.conversations import Workload
+from leadline.cli.routing.ceiling import Beginnings
+from leadline.cli.routing.conversations import Workload
+from leadline.cli.routing.own_time import mean_seconds
 
 SMALL = (
     *("--replicas=2", "--rounds=1", "--systems=2", "--system-words=120", "--conversations=5", "--turns=2"),
@@ -37,10 +39,38 @@ def test_the_same_seed_asks_the_same_and_another_asks_something_else() -> None:
     assert len(set(questions)) == 60
 
 
+def test_pauses_change_when_is_asked_and_not_what() -> None:
+    steady, paused = Workload().make(), Workload(think_seconds=2.0).make()
+    assert [one.questions for one in steady] == [one.questions for one in paused]
+    assert {pause for one in steady for pause in one.pauses} == {0.0}
+    drawn = [pause for one in paused for pause in one.pauses]
+    assert 0.0 <= min(drawn) < 1.0 < 3.0 < max(drawn) <= 4.0
+
+
+def test_a_beginning_is_known_by_full_blocks_that_were_added_before() -> None:
+    seen = Beginnings(block_size=4)
+    seen.add([*range(10)])
+    assert seen.known([*range(10)]) == 8
+    assert seen.known([*range(7)]) == 4
+    assert seen.known([*range(4), 9, 9, 9, 9]) == 4
+    assert seen.known([4, 5, 6, 7]) == 0  # the same block behind another beginning
+    seen.add([*range(4), 9, 9, 9, 9])
+    assert seen.known([*range(4), 9, 9, 9, 9, 1]) == 8
+
+
+def test_the_gateways_own_time_is_what_it_saw_beyond_the_engines() -> None:
+    before = {"gateway": (10.0, 100.0), "routing": (1.0, 101.0), "engine": (9.0, 100.0)}
+    after = {"gateway": (12.0, 110.0), "routing": (1.1, 111.0), "engine": (10.5, 110.0)}
+    nothing = {"gateway": (0.0, 0.0), "routing": (0.0, 0.0), "engine": (0.0, 0.0)}
+    means = mean_seconds([(before, after), (nothing, nothing)])
+    assert means == pytest.approx({"gateway": 0.2, "routing": 0.01, "engine": 0.15, "gateway_own": 0.05})
+
+
 @pytest.mark.parametrize(
     ("option", "complaint"),
     [
         ("--turns=0", "turns must be at least 1, not 0"),
+        ("--warm-up=-1", "warm_up must be at least 0, not -1"),
         ("--policies=prefix,prefix", "policies must be different names"),
         ("--block-size=5", "block_size must be"),
     ],
@@ -56,7 +86,7 @@ def test_what_cannot_be_measured_is_one_line(option: str, complaint: str) -> Non
 @pytest.mark.timeout(200)
 def test_two_policies_are_compared_on_real_engines(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    result = bench(*SMALL, f"--json={path}")
+    result = bench(*SMALL, "--warm-up=2", f"--json={path}")
     assert result.returncode == 0, result.stderr
     found = json.loads(path.read_text())
     assert list(found["policies"]) == ["random", "prefix"]
@@ -68,6 +98,11 @@ def test_two_policies_are_compared_on_real_engines(tmp_path: Path) -> None:
         # Caches are emptied in between, and nobody hits what was never sent.
         assert 0 < row["hit_rate"] <= found["ceiling_hit_rate"] + 0.02
         assert row["engine_cpu_seconds_per_request"] > 0
+        # Each sees a part of what the one before it sees, of all ten requests.
+        by = row["mean_ttft_seconds_by"]
+        assert 0 < by["engine"] < by["gateway"] < by["client"]
+        assert 0 < by["routing"] < by["gateway_own"]
+        assert by["client"] == pytest.approx(row["ttft_seconds"]["mean"])
         assert f"\n{name} " in result.stdout
     # Second turns alone are more than that.
     assert found["policies"]["prefix"]["hit_rate"] > 0.5 * found["ceiling_hit_rate"]

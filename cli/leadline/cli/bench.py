@@ -1,5 +1,5 @@
 """`leadline bench serve`: load on a running server, and what its clients see of it. (`leadline bench routing`
-is bench_routing's, `leadline bench matrix` is matrix/'s.)
+is routing/'s, `leadline bench matrix` is matrix/'s.)
 
 Closed loop (`--concurrency` clients, each with one request at a time) or open loop (`--rate` requests per
 second, Poisson arrivals). Prompts are random words, cut to length by the server's own tokenizer, so that
@@ -19,22 +19,17 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from leadline.cli import bench_routing, matrix
+from leadline.cli import matrix, routing
 from leadline.cli.http import Server, ServerError
+from leadline.cli.routing.conversations import WORDS
 from leadline.cli.sse import post_events
 
 __all__ = ["add_arguments", "run"]
 
-_WORDS = [
-    *("river", "stone", "window", "copper", "garden", "signal", "mountain", "paper", "engine", "silver"),
-    *("harbor", "letter", "winter", "bridge", "candle", "forest", "market", "number", "ocean", "pocket"),
-    *("quiet", "record", "summer", "table", "under", "valley", "weather", "yellow", "anchor", "basket"),
-]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    bench_routing.add_arguments(
+    routing.add_arguments(
         what.add_parser("routing", help="compare routing policies on real engines", allow_abbrev=False)
     )
     matrix.add_arguments(
@@ -80,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.what == "routing":
-        return bench_routing.run(args)
+        return routing.run(args)
     if args.what == "matrix":
         return matrix.run(args)
     for name in ("requests", "concurrency", "prompt_tokens", "output_tokens"):
@@ -117,7 +112,7 @@ def _prompts(server: Server, args: argparse.Namespace) -> list[list[int]]:
         # A word is at least one token, mostly; ask again for what is missing.
         ids: list[int] = []
         while len(ids) < count:
-            text = " ".join(rng.choices(_WORDS, k=count - len(ids) + 8))
+            text = " ".join(rng.choices(WORDS, k=count - len(ids) + 8))
             ids += server.post("/tokenize", {"prompt": " " + text, "add_special_tokens": False})["tokens"]
         return ids[:count]
 

@@ -16,21 +16,24 @@ from dataclasses import dataclass, field
 from leadline.cli.http import ServerError
 from leadline.cli.sse import post_events
 
-__all__ = ["Conversation", "Turn", "Workload", "hold"]
+__all__ = ["WORDS", "Conversation", "Turn", "Workload", "hold"]
 
 Message = dict[str, str]
 
-_WORDS = [
+WORDS = (
     *("river", "stone", "window", "copper", "garden", "signal", "mountain", "paper", "engine", "silver"),
     *("harbor", "letter", "winter", "bridge", "candle", "forest", "market", "number", "ocean", "pocket"),
     *("quiet", "record", "summer", "table", "under", "valley", "weather", "yellow", "anchor", "basket"),
-]
+)
+"""What is said is made of these. Each is one token for most models, with the space before it."""
 
 
 @dataclass(slots=True, frozen=True)
 class Conversation:
     system: str
     questions: tuple[str, ...]
+    pauses: tuple[float, ...]
+    """Seconds before each."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,17 +47,24 @@ class Workload:
     user_words: int = 40
     output_tokens: int = 16
     clients: int = 4
+    think_seconds: float = 0.0
+    """Mean pause before each turn. Without pauses clients who began together stay in step, and all ask at
+    once."""
     seed: int = 0
 
     def make(self) -> list[Conversation]:
-        rng = random.Random(self.seed)
+        rng, pauses = random.Random(self.seed), random.Random(f"pauses {self.seed}")
 
         def text(words: int) -> str:
-            return " ".join(rng.choices(_WORDS, k=words))
+            return " ".join(rng.choices(WORDS, k=words))
 
         systems = [text(self.system_words) for _ in range(self.systems)]
         return [
-            Conversation(rng.choice(systems), tuple(text(self.user_words) for _ in range(self.turns)))
+            Conversation(
+                rng.choice(systems),
+                tuple(text(self.user_words) for _ in range(self.turns)),
+                tuple(pauses.uniform(0.0, 2 * self.think_seconds) for _ in range(self.turns)),
+            )
             for _ in range(self.conversations)
         ]
 
@@ -88,6 +98,8 @@ async def hold(url: str, model: str, workload: Workload) -> tuple[list[Turn], fl
             conversation = waiting.pop()
             messages: list[Message] = [{"role": "system", "content": conversation.system}]
             for number, question in enumerate(conversation.questions):
+                if conversation.pauses[number]:
+                    await asyncio.sleep(conversation.pauses[number])
                 messages.append({"role": "user", "content": question})
                 turn = Turn(number, list(messages))
                 turns.append(turn)
