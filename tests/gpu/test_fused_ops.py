@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("triton")
 
 from leadline.engine.models import ops, triton_ops
+from leadline.engine.models.fp8 import quantize_rows
 
 pytestmark = pytest.mark.gpu
 
@@ -106,7 +107,9 @@ def test_rotary_heads_match_float64_and_fill_the_cache(
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="programmatic dependent launch needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["plain", "norm", "norm, gated", "residual"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "norm", "norm, gated", "residual", "fp8, norm, gated", "fp8, residual"]
+)
 @pytest.mark.parametrize(
     ("width", "outs"), [(1024, 4096), (2048, 1024), (576, 1000), (3072, 1024), (12288, 4096), (4096, 6144)]
 )
@@ -119,8 +122,12 @@ def test_one_row_products_match_float64(width: int, outs: int, kind: str, dtype:
     wide = x.double()
     if "norm" in kind:
         wide = norm(wide, norm_weight, 1e-6)
+    scales = None
     expected = wide @ weight.double().t()
-    if kind == "residual":
+    if "fp8" in kind:
+        weight, scales = quantize_rows(weight)
+        expected = wide @ (weight.double() * scales.double()).t()
+    if "residual" in kind:
         expected = expected + residual.double()
     if "gated" in kind:
         gate, up = expected.chunk(2, dim=-1)
@@ -128,12 +135,13 @@ def test_one_row_products_match_float64(width: int, outs: int, kind: str, dtype:
     out = gemv(
         x,
         weight,
+        scales,
         norm=(norm_weight, 1e-6) if "norm" in kind else None,
         gated="gated" in kind,
-        residual=residual if kind == "residual" else None,
+        residual=residual if "residual" in kind else None,
     )
     close(out, expected)
-    assert (out is residual) == (kind == "residual")
+    assert (out is residual) == ("residual" in kind)
 
 
 def test_cuda_gets_the_fused_table_and_the_cpu_the_reference() -> None:

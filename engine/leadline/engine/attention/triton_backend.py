@@ -29,7 +29,7 @@ _QUERIES = 64
 _SPLIT_PROGRAMS = 512
 """CTAs up to which the keys of a small prefill are split."""
 
-_PDL_ROWS = 64
+_PDL_ROWS = 128
 """Up to so many rows the decode kernel starts before the one that makes q and the KV has ended."""
 
 _EARLY_WIDTH = 2048
@@ -179,7 +179,7 @@ class TritonBackend:
 
         batch, spec = self._batch, self.spec
         assert batch is not None
-        tile, warps, stages = self._decode_tiles()
+        tile, warps, stages = self._decode_tiles(batch.num_decodes, k_cache.dtype)
         pdl = batch.kv_written and batch.num_rows <= _PDL_ROWS
         grid = (batch.num_decodes + self._target // spec.num_kv_heads) * spec.num_kv_heads
         decode_kernel[(grid,)](
@@ -263,8 +263,10 @@ class TritonBackend:
         # Triton multiplies float32 in tf32 unless told otherwise; 16-bit inputs are not affected.
         return "ieee" if self.spec.dtype == torch.float32 else "tf32"
 
-    def _decode_tiles(self) -> tuple[int, int, int]:
-        """(keys a tile, warps, pipeline stages), as measured on an H200 by benchmarks/gpu_attention.py."""
+    def _decode_tiles(self, rows: int, cache_dtype: torch.dtype) -> tuple[int, int, int]:
+        """(keys a tile, warps, pipeline stages), as measured on an H200 by benchmarks/gpu_attention.py. With
+        three stages two CTAs of 64 keys fit an SM, which is better for many rows, above all for uneven ones;
+        keys of 8 bits fit more, and gain from more stages as long as rows are few."""
         size = self.spec.block_size
         if self.spec.dtype == torch.float32 or self._dim_tile > 128 or self._group_pad > 16:
             return 16, 4, 2
@@ -272,7 +274,8 @@ class TritonBackend:
             return 16, 1, 6
         if self._dim_tile <= 64:
             return 32, 1, 3
-        return (32 if size == 32 else 64), 2, 4
+        few = 16 if cache_dtype.itemsize == 2 else 64
+        return (32 if size == 32 else 64), 2, 4 if rows <= few else 3
 
     def _prefill_tiles(self) -> tuple[int, int, int]:
         """(keys a tile, warps, pipeline stages)"""

@@ -30,6 +30,25 @@ CHUNK_STEP = 64
 """Chunks are multiples of this many keys."""
 
 
+@triton.jit
+def widen(x):
+    """e4m3 → float16, as the hardware does it. As assembly that the compiler does not move: else it lays a
+    tile out for the tensor cores first, and reads the transposed operand from shared memory byte by byte."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b16 low, high;
+        mov.b32 {low, high}, $2;
+        cvt.rn.f16x2.e4m3x2 $0, low;
+        cvt.rn.f16x2.e4m3x2 $1, high;
+        }""",
+        "=r,=r,r",
+        [x],
+        dtype=tl.float16,
+        is_pure=False,
+        pack=4,
+    )
+
+
 @triton.jit(do_not_specialize=["num_rows", "target"], do_not_specialize_on_alignment=["context_lens"])
 def decode_items_kernel(
     context_lens,
@@ -131,6 +150,8 @@ def decode_kernel(
         mask=(groups < GROUP)[:, None] & dim_ok[None, :],
         other=0.0,
     )
+    if k_cache.dtype.element_ty == tl.float8e4nv:
+        q_tile = q_tile.to(tl.float16)  # what the hardware turns e4m3 into
     table = block_tables + row.to(tl.int64) * table_stride
     page = tl.load(table + begin // BLOCK_SIZE, mask=begin < end, other=0)
     offsets = keys[:, None] * (KV_HEADS * HEAD_DIM) + head * HEAD_DIM + dims[None, :]
@@ -152,7 +173,8 @@ def decode_kernel(
         shrink = tl.exp2(peak - new_peak)
         probs = tl.exp2(scores - new_peak[:, None])
         weight = weight * shrink[:, None] + probs
-        v = tl.load(v_cache + base + offsets, mask=mask, other=0.0).to(q_tile.dtype)
+        v = tl.load(v_cache + base + offsets, mask=mask, other=0.0)
+        v = widen(v) if v_cache.dtype.element_ty == tl.float8e4nv else v.to(q_tile.dtype)
         acc = tl.dot(probs.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         peak = new_peak
         page = next_page

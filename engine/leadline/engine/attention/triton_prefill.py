@@ -177,6 +177,8 @@ def prefill_kernel(
     q_mask = (queries < q_len)[:, None] & (dims < HEAD_DIM)[None, :]
     tokens = (q_begin + queries).to(tl.int64)
     q_tile = tl.load(q + tokens[:, None] * q_stride + head * HEAD_DIM + dims[None, :], mask=q_mask, other=0.0)
+    if k_cache.dtype.element_ty == tl.float8e4nv:
+        q_tile = q_tile.to(tl.float16)  # what the hardware turns e4m3 into
     table = block_tables + row.to(tl.int64) * table_stride
 
     first_position = context - q_len + block * QUERIES

@@ -253,7 +253,6 @@ class Decoder:
         for layer in self.layers:
             for linear in layer.linears:
                 linear.quantize()
-        self.few_rows = None  # its kernels read 16-bit weights
 
     def finalize(self) -> None:
         """Call once after loading: put weights into the layout that runs fastest, layer by layer."""

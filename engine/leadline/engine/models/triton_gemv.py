@@ -2,7 +2,8 @@
 
     out = [+ residual] W [norm](x)          out = silu(G [norm](x)) * (U [norm](x)),  W = | G |
                                                                                           | U |
-One row leaves the tensor cores nothing to do: the time is that of reading W once. A program makes a few
+One row leaves the tensor cores nothing to do: the time is that of reading W once, in FP8 half of it (each row
+of W has a scale then, applied to the sum). A program makes a few
 outputs and reads their whole rows of W with plain loads; a product takes hundreds to thousands of programs,
 most of them in flight at once. The norm costs no pass of its own: every program reads all of x anyway, and
 the factor 1 / rms(x) is applied to the sum.
@@ -25,13 +26,14 @@ _LARGEST_TILE = 2048
 
 @triton.jit
 def gemv_kernel(
-    x, weight, norm_weight, residual, out, eps, num_out,
+    x, weight, scales, norm_weight, residual, out, eps, num_out,
     WIDTH: tl.constexpr, TILE: tl.constexpr, OUTS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
-    ADD: tl.constexpr,
+    ADD: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Program i: outputs [i * OUTS, (i + 1) * OUTS). weight [num_out (twice if GATED), WIDTH], x [WIDTH].
 
-    norm_weight [WIDTH] if NORM; residual [num_out] if ADD, may be out.
+    scales float32, one a row of weight, if SCALED; norm_weight [WIDTH] if NORM; residual [num_out] if ADD,
+    may be out.
     """
     outs = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     live = outs < num_out
@@ -66,6 +68,10 @@ def gemv_kernel(
         total += tl.sum(tile.to(tl.float32) * value[None, :], axis=1)
         if GATED:
             up_total += tl.sum(up_tile.to(tl.float32) * value[None, :], axis=1)
+    if SCALED:
+        total *= tl.load(scales + outs, mask=live, other=0.0)
+        if GATED:
+            up_total *= tl.load(scales + num_out + outs, mask=live, other=0.0)
     if NORM:
         inverse = tl.rsqrt(squares / WIDTH + eps)
         total *= inverse
@@ -80,6 +86,7 @@ def gemv_kernel(
 def gemv(
     x: torch.Tensor,
     weight: torch.Tensor,
+    scales: torch.Tensor | None = None,
     *,
     norm: tuple[torch.Tensor, float] | None = None,
     gated: bool = False,
@@ -89,9 +96,10 @@ def gemv(
 ) -> torch.Tensor:
     """x [1, in] (contiguous) times weight [out, in] → [1, out], or [1, out / 2] if `gated`.
 
-    norm: weight [in] and epsilon of an RMSNorm of x. residual [1, out] is added to and overwritten: it is the
-    result. cut: (columns a tile, outputs a program, warps); the default is by trial on an H200
-    (benchmarks/gpu_skinny.py --rows 1 --tune). out [1, out]: where the result goes, if not in `residual`.
+    scales: float32 [out, 1] of a weight in FP8. norm: weight [in] and epsilon of an RMSNorm of x. residual
+    [1, out] is added to and overwritten: it is the result. cut: (columns a tile, outputs a program, warps);
+    the default is by trial on an H200 (benchmarks/gpu_skinny.py --rows 1 --tune). out [1, out]: where the
+    result goes, if not in `residual`.
     """
     rows, width = weight.shape
     num_out = rows // 2 if gated else rows
@@ -107,6 +115,7 @@ def gemv(
     gemv_kernel[(triton.cdiv(num_out, outs),)](
         x,
         weight,
+        out if scales is None else scales,
         norm_weight,
         out,
         out,
@@ -118,6 +127,7 @@ def gemv(
         NORM=norm is not None,
         GATED=gated,
         ADD=residual is not None,
+        SCALED=scales is not None,
         num_warps=warps,
         launch_pdl=True,
     )

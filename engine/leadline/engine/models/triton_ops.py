@@ -49,7 +49,7 @@ def _rms_norm_kernel(
     tl.store(out + at, (wide * inverse * scale).to(out.dtype.element_ty), mask=mask)
 
 
-_PDL_TOKENS = 64
+_PDL_TOKENS = 128
 """Up to so many tokens a kernel may start before the one before it has ended, and waits for it by itself
 (programmatic dependent launch): launch gaps count there."""
 

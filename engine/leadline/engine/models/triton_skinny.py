@@ -69,12 +69,16 @@ def enter_kernel(
 
 @triton.jit
 def _finish(
-    total, up_total, block, outs, lanes, rows, squares, residual, norm_weight, out, scaled, eps, num_out,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
-    ADD: tl.constexpr,
+    total, up_total, block, outs, lanes, rows, scales, squares, residual, norm_weight, out, scaled, eps,
+    num_out, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, NORM: tl.constexpr,
+    GATED: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """The sums [OUTS, ROWS] → outputs."""
     mask = (outs < num_out)[:, None] & (lanes < rows)[None, :]
+    if SCALED:
+        total *= tl.load(scales + outs, mask=outs < num_out, other=0.0)[:, None]
+        if GATED:
+            up_total *= tl.load(scales + num_out + outs, mask=outs < num_out, other=0.0)[:, None]
     at = lanes.to(tl.int64)[None, :] * num_out + outs[:, None]
     kind = out.dtype.element_ty
     if NORM:
@@ -100,14 +104,15 @@ def _finish(
 
 @triton.jit(do_not_specialize=["rows"])
 def skinny_kernel(
-    x, weight, squares, residual, norm_weight, out, scaled, partial, arrived, eps, rows, num_out,
+    x, weight, scales, squares, residual, norm_weight, out, scaled, partial, arrived, eps, rows, num_out,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, DEPTH: tl.constexpr, SPLITS: tl.constexpr,
     STAGES: tl.constexpr, BLOCKS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    PREFETCH: tl.constexpr, NEAR: tl.constexpr, PDL: tl.constexpr,
+    SCALED: tl.constexpr, PREFETCH: tl.constexpr, NEAR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs, part of the width). x [rows, WIDTH] contiguous; weight [num_out (twice if
-    GATED), WIDTH]; squares float32 [BLOCKS, ROWS], read if NORM, written if ADD; partial float32 [blocks,
-    SPLITS, OUTS (twice if GATED), ROWS]; arrived int32 [blocks], zero before and after."""
+    GATED), WIDTH]; scales float32, one a row of weight, if SCALED; squares float32 [BLOCKS, ROWS], read if
+    NORM, written if ADD; partial float32 [blocks, SPLITS, OUTS (twice if GATED), ROWS]; arrived int32
+    [blocks], zero before and after."""
     block = tl.program_id(0)
     part = tl.program_id(1)
     LENGTH: tl.constexpr = WIDTH // SPLITS
@@ -142,18 +147,18 @@ def skinny_kernel(
     for start in tl.range(NEAR, LENGTH, DEPTH, num_stages=STAGES):
         tile = tl.load(w_at + start, eviction_policy="evict_first")
         right = tl.trans(tl.load(x_at + start))
-        total = tl.dot(tile, right, total)
+        total = tl.dot(tile.to(right.dtype), right, total)
         if GATED:
             total_tile = tl.load(w_at + second + start, eviction_policy="evict_first")
-            up_total = tl.dot(total_tile, right, up_total)
+            up_total = tl.dot(total_tile.to(right.dtype), right, up_total)
     if NEAR > 0:
-        total = tl.dot(near, tl.trans(near_x), total)
+        total = tl.dot(near.to(near_x.dtype), tl.trans(near_x), total)
         if GATED:
-            up_total = tl.dot(up_near, tl.trans(near_x), up_total)
+            up_total = tl.dot(up_near.to(near_x.dtype), tl.trans(near_x), up_total)
     if SPLITS == 1:
         _finish(
-            total, up_total, block, outs, lanes, rows, squares, residual, norm_weight, out, scaled, eps,
-            num_out, WIDTH, ROWS, BLOCKS, NORM, GATED, ADD,
+            total, up_total, block, outs, lanes, rows, scales, squares, residual, norm_weight, out, scaled,
+            eps, num_out, WIDTH, ROWS, BLOCKS, NORM, GATED, ADD, SCALED,
         )  # fmt: skip
     else:
         HALVES: tl.constexpr = 2 if GATED else 1
@@ -176,8 +181,8 @@ def skinny_kernel(
                         first + other * (HALVES * OUTS * ROWS) + OUTS * ROWS, cache_modifier=".cg"
                     )
             _finish(
-                total, up_total, block, outs, lanes, rows, squares, residual, norm_weight, out, scaled, eps,
-                num_out, WIDTH, ROWS, BLOCKS, NORM, GATED, ADD,
+                total, up_total, block, outs, lanes, rows, scales, squares, residual, norm_weight, out,
+                scaled, eps, num_out, WIDTH, ROWS, BLOCKS, NORM, GATED, ADD, SCALED,
             )  # fmt: skip
 
 
@@ -251,6 +256,7 @@ def skinny(
     x: torch.Tensor,
     weight: torch.Tensor,
     space: Workspace,
+    scales: torch.Tensor | None = None,
     *,
     eps: float = 0.0,
     norm: bool = False,
@@ -262,9 +268,9 @@ def skinny(
 ) -> torch.Tensor:
     """x [R, in], 2 <= R <= 64, times weight [out, in] → [R, out], or [R, out / 2] if `gated`.
 
-    norm: x is `space.scaled`, to be divided by the rms of the residual it came from. residual [R, out] is
-    added to and overwritten, and `space.scaled` and `space.squares` are made of it with next_norm [out].
-    out: where the result goes, if not in `residual`.
+    scales: float32 [out, 1] of a weight in FP8. norm: x is `space.scaled`, to be divided by the rms of the
+    residual it came from. residual [R, out] is added to and overwritten, and `space.scaled` and
+    `space.squares` are made of it with next_norm [out]. out: where the result goes, if not in `residual`.
     """
     rows, width = x.shape
     num_out = weight.shape[0] // 2 if gated else weight.shape[0]
@@ -287,9 +293,10 @@ def skinny(
     skinny_kernel[(blocks, shape.splits)](
         x,
         weight,
+        space.squares if scales is None else scales,
         space.squares,
         out,
-        weight if next_norm is None else next_norm,
+        x if next_norm is None else next_norm,
         out,
         space.scaled,
         space.partial,
@@ -307,6 +314,7 @@ def skinny(
         NORM=norm,
         GATED=gated,
         ADD=residual is not None,
+        SCALED=scales is not None,
         PREFETCH=shape.prefetch and x.is_cuda,
         NEAR=shape.near,
         PDL=x.is_cuda,
