@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from leadline.cli.main import main
-from leadline.cli.matrix.makeup import PARTS, part_of_kernel
-from leadline.cli.matrix.techniques import TECHNIQUES, Machine
+from leadline.cli.matrix.budget import Budget
+from leadline.cli.matrix.command import matrix
+from leadline.cli.matrix.makeup import _KERNELS, PARTS, _split_by_gpu, part_of_kernel
+from leadline.cli.matrix.measure import Run
+from leadline.cli.matrix.table import markdown, plot, rows
+from leadline.cli.matrix.techniques import TECHNIQUES, Machine, Technique
 from leadline.cli.matrix.workloads import Size, make
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +45,7 @@ def measured(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict
         [
             *("bench", "matrix", str(tiny), "--load-format", "dummy", "--device", "cpu"),
             *("--cpu-kv-bytes", str(1 << 24), "--max-model-len", "512", "--cpu-threads", "1"),
-            *("--requests", "4", "--prompt-tokens", "96", "--output-tokens", "12", "--rounds", "1"),
+            *("--requests", "4", "--prompt-tokens", "96", "--output-tokens", "12", "--rounds", "5"),
             *("--techniques", names, "--json", str(folder / "r.json"), "--plot", str(folder / "r.png")),
         ]
     )
@@ -55,6 +61,8 @@ def test_every_technique_is_measured_on_and_off_or_said_not_to_run(measured) -> 
         for side in ("off", "on"):
             assert set(entry[side]) == {"ttft", "tpot", "throughput"}
             assert min(entry[side].values()) > 0
+        assert entry["rounds"] == 5
+        assert entry["requests"] == (1 if entry["workload"] == "copying" else 4)
     assert "GPU" in result["techniques"]["CUDA graphs"]["not_run"]
     assert "GPU" in result["techniques"]["FP8 weights"]["not_run"]
 
@@ -80,6 +88,70 @@ def test_the_plot_is_a_picture(measured) -> None:
     assert measured[1].read_bytes().startswith(b"\x89PNG")
 
 
+def test_one_technique_that_breaks_does_not_cost_the_others(tiny: Path, monkeypatch) -> None:
+    settings = dict.fromkeys(("num_kv_blocks", "overlap", "max_model_len", "quantization", "served_name"))
+    settings |= {"load_format": "dummy", "device": "cpu", "cpu_kv_bytes": 1 << 24, "cpu_threads": 1}
+    settings |= {"max_concurrent_requests": 2, "prefix_caching": True, "speculative_ngram": 0}
+    broken = Technique("broken", "shared prefix", on={}, off={"cpu_kv_bytes": 1})
+    fine = Technique("prefix cache", "shared prefix", on={}, off={"prefix_caching": False})
+    monkeypatch.setattr("leadline.cli.matrix.command.TECHNIQUES", (broken, fine))
+    saved = []
+    size = Size(requests=2, prompt_tokens=96, output_tokens=4)
+    result = matrix(str(tiny), settings, size, 1, save=lambda found: saved.append(set(found["techniques"])))
+    assert "OutOfMemory" in result["techniques"]["broken"]["failed"]
+    assert result["techniques"]["prefix cache"]["on"]["ttft"] > 0
+    assert len(saved) == 3
+    assert "Failed: broken (OutOfMemory" in markdown(result)
+    assert all("prefix cache" in workload for workload, *_ in rows(result)[:6])
+
+
+def test_what_broke_off_is_still_shown(tmp_path: Path) -> None:
+    result = {
+        "model": "m",
+        "machine": "x",
+        "size": "2 requests",
+        "rounds": 3,
+        "makeup": {"failed": "Oops: no"},
+    }
+    result["techniques"] = {"FP8 weights": {"workload": "copying", "not_run": "the run ended before it"}}
+    assert rows(result) == []
+    assert "Not run: FP8 weights (the run ended before it)." in markdown(result)
+    assert "Failed: make-up of the latency (Oops: no)." in markdown(result)
+    plot(result, tmp_path / "empty.png")
+    assert (tmp_path / "empty.png").exists()
+
+
+def test_time_is_shared_among_what_is_left_to_do() -> None:
+    began = time.monotonic()
+    budget = Budget(10.0, 4)
+    assert budget.end_of_share() - began == pytest.approx(2.5, abs=0.1)
+    # The first took nothing, so there is more for the others.
+    assert budget.end_of_share() - began == pytest.approx(10 / 3, abs=0.1)
+    assert Budget(None, 4).end_of_share() == math.inf
+    assert Budget(0.0, 4).end_of_share() <= time.monotonic()
+
+
+def test_idle_time_of_a_gpu_is_the_hosts_by_what_it_did() -> None:
+    # 10 s, of which the GPU worked 6; the host waited 5 of them, and of its own 5 it scheduled for 2.
+    run = Run(10.0, [], 0, [(10.0, {"wait": 5.0, "schedule": 2.0})])
+    split = _split_by_gpu(run, {"attention": 2.0, "other GPU": 4.0})
+    parts = split(5.0, {"wait": 2.5, "schedule": 1.0})
+    assert parts["attention"] == pytest.approx(1.0)
+    assert parts["other GPU"] == pytest.approx(2.0)
+    assert parts["schedule"] == pytest.approx(2.0 * 1.0 / 2.5)
+    assert parts["other host"] == pytest.approx(2.0 * 1.5 / 2.5)
+    assert sum(parts.values()) == pytest.approx(5.0)
+
+
+def test_our_kernels_are_known_by_the_names_they_have() -> None:
+    sources = "".join(file.read_text() for file in (ROOT / "engine" / "leadline").rglob("triton_*.py"))
+    sources += (ROOT / "engine/leadline/engine/runner/prefill_graphs.py").read_text()
+    ours = [mark for _, marks in _KERNELS for mark in marks if mark.endswith("_kernel")]
+    assert len(ours) >= 6
+    for mark in ours:
+        assert f"def {mark}(" in sources, mark
+
+
 def test_a_technique_that_does_not_exist_is_refused_by_name(tiny: Path, capsys) -> None:
     assert main(["bench", "matrix", str(tiny), "--techniques", "magic"]) == 1
     assert "magic" in capsys.readouterr().err
@@ -89,7 +161,8 @@ def test_what_a_machine_lacks_is_the_reason_given() -> None:
     why = {technique.name: technique.cannot_run(CPU) for technique in TECHNIQUES}
     assert why["CUDA graphs"] == "needs a GPU"
     assert why["tensor parallel 2"] is None
-    assert "two GPUs" in (TECHNIQUES[2].cannot_run(Machine(1, 8, True)) or "")
+    by_name = {technique.name: technique for technique in TECHNIQUES}
+    assert "two GPUs" in (by_name["tensor parallel 2"].cannot_run(Machine(1, 8, True)) or "")
     assert all(technique.cannot_run(Machine(2, 8, True)) is None for technique in TECHNIQUES)
 
 
@@ -107,11 +180,13 @@ def test_prompts_share_what_their_workload_says() -> None:
 @pytest.mark.parametrize(
     ("kernel", "part"),
     [
-        ("decode_kernel", "attention"),
+        ("decode_items_kernel", "attention"),
         ("void flash::flash_fwd_splitkv_kernel<...>", "attention"),
         ("Memcpy HtoD (Pinned -> Device)", "data movement"),
         ("_fill_kernel", "data movement"),
-        ("pick_kernel", "sample"),
+        ("scan_kernel", "sample"),
+        ("void at::native::reduce_kernel<512, 1, ReduceOp<float, ArgMaxOps<float>>>", "sample"),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int, float>", "other GPU"),
         ("nvjet_tst_128x64_64x6_1x2_h_bz_TNT", "other GPU"),
         ("gemv_kernel", "other GPU"),
     ],

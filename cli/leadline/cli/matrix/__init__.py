@@ -5,6 +5,7 @@
     measure.py     one run of a workload on one engine: TTFT, TPOT, throughput
     makeup.py      where the time of a request goes, by phase
     table.py       results as a table, a plot, and lines for results.jsonl
+    budget.py      time, shared out among techniques
     command.py     options; the order of runs
 
 Engines run in this process and are driven step by step, so that what is measured is the engine: no HTTP.

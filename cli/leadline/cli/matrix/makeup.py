@@ -53,10 +53,12 @@ _PART_OF_PHASE = {
     "tokenize": "tokenize",
 }
 _KERNELS = (
-    ("attention", ("decode_kernel", "prefill_kernel", "_items_kernel", "flash", "fmha", "attention", "sdpa")),
-    ("sample", ("draw_kernel", "pick_kernel", "peak_kernel", "argmax", "reduce_kernel", "topk", "sort")),
+    ("attention", ("decode_items_kernel", "prefill_items_kernel", "flash", "fmha", "attention", "sdpa")),
+    ("sample", ("scan_kernel", "draw_kernel", "argmax", "topk", "sort")),
     ("data movement", ("memcpy", "memset", "_fill_kernel", "_write_kernel", "index_copy")),
 )
+"""Part → what the names of its kernels hold; the sums that cuBLAS makes of partial products
+(splitKreduce_kernel) are the model's."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,8 +72,9 @@ class Makeup:
         return sum(self.seconds.values())
 
 
-def make_up(llm: LLM, work: Work) -> Makeup:
-    """Run `work` once and take its requests' time apart."""
+def make_up(llm: LLM, work: Work, profiled: Work) -> Makeup:
+    """Run `work` once and take its requests' time apart. `profiled`: other work of the same kind, which on a
+    GPU runs under the profiler: that slows the host down, so only the kernels' times are taken from it."""
     from leadline.engine.profiling import PhaseClock
 
     clock = PhaseClock()
@@ -80,8 +83,9 @@ def make_up(llm: LLM, work: Work) -> Makeup:
     core.phases.sink = clock
     try:
         if runner.device.type == "cuda":
-            run, kernels = _with_profiler(lambda: run_work(llm, work, clock.seconds))
-            return _mean(run, _split_by_gpu(run, kernels))
+            run = run_work(llm, work, clock.seconds)
+            core.phases.sink = None
+            return _mean(run, _split_by_gpu(run, _kernel_seconds(lambda: run_work(llm, profiled))))
         attend = runner.attend
 
         def timed(*args: Any) -> Any:
@@ -113,19 +117,21 @@ def _split_by_clock(wall: float, host: dict[str, float]) -> dict[str, float]:
 
 
 def _split_by_gpu(run: Run, kernels: dict[str, float]) -> Split:
-    """`kernels`: GPU seconds of the whole run by part, shared out evenly over its time."""
-    busy = min(1.0, sum(kernels.values()) / run.seconds)
+    """`kernels`: GPU seconds of the whole run by part, shared out evenly over its time after tokenizing."""
+    tokenizing = run.steps[-1][1].get("tokenize", 0.0)
+    used = sum(kernels.values())
+    busy = min(1.0, used / (run.seconds - tokenizing))
 
     def split(wall: float, host: dict[str, float]) -> dict[str, float]:
         parts = dict.fromkeys(PARTS, 0.0)
         for part, seconds in kernels.items():
-            parts[part] += wall * busy * seconds / sum(kernels.values())
-        # `wait` is the host's own idle time: it shares in nothing.
+            parts[part] += wall * busy * seconds / used
+        # In `wait` the host is idle itself: it has no part in the GPU's idle time.
         spent = {phase: seconds for phase, seconds in host.items() if phase != "wait"}
+        awake = max(wall - host.get("wait", 0.0), sum(spent.values()))
         named = {"forward": "other host", "prepare": "data movement"}
-        idle, total = wall * (1 - busy), max(wall, sum(spent.values()))
         for phase, seconds in spent.items():
-            parts[named.get(phase, _PART_OF_PHASE[phase])] += idle * seconds / total
+            parts[named.get(phase, _PART_OF_PHASE[phase])] += wall * (1 - busy) * seconds / awake
         parts["other host"] += wall - sum(parts.values())
         return parts
 
@@ -155,12 +161,13 @@ def _of_life(life: Life, run: Run, times: list[float], split: Split) -> dict[str
     return parts
 
 
-def _with_profiler(work: Callable[[], Run]) -> tuple[Run, dict[str, float]]:
+def _kernel_seconds(work: Callable[[], object]) -> dict[str, float]:
+    """GPU seconds by part. Raises RuntimeError where the profiler sees nothing."""
     import torch
 
     kinds = torch.profiler.ProfilerActivity
     with torch.profiler.profile(activities=[kinds.CUDA]) as profiler:
-        run = work()
+        work()
         torch.cuda.synchronize()
     seconds: dict[str, float] = {}
     for event in profiler.key_averages():
@@ -170,7 +177,7 @@ def _with_profiler(work: Callable[[], Run]) -> tuple[Run, dict[str, float]]:
             seconds[part] = seconds.get(part, 0.0) + spent
     if not seconds:
         raise RuntimeError("the profiler saw no GPU kernel")
-    return run, seconds
+    return seconds
 
 
 def part_of_kernel(name: str) -> str:

@@ -15,8 +15,8 @@ _MEASURES = (("ttft", "TTFT p50", "s"), ("tpot", "TPOT p50", "s"), ("throughput"
 def markdown(result: dict[str, Any]) -> str:
     """Two tables, and what was not run."""
     out = [
-        f"{result['model']} on {result['machine']}; {result['size']}. Medians of {result['rounds']} rounds, "
-        "on and off in turn.",
+        f"{result['model']} on {result['machine']}; {result['size']}, unless a row says less. Medians of up "
+        f"to {result['rounds']} rounds, on and off in turn.",
         "",
         "| technique | workload | TTFT off → on, ms | TPOT off → on, ms | output off → on, tok/s |",
         "| --- | --- | --- | --- | --- |",
@@ -24,17 +24,31 @@ def markdown(result: dict[str, Any]) -> str:
     for name, entry in result["techniques"].items():
         if "on" in entry:
             cells = [_change(entry, key, 1.0 if key == "throughput" else 1e3) for key, _, _ in _MEASURES]
-            out.append(f"| {name} | {entry['workload']} | " + " | ".join(cells) + " |")
-    out += ["", "| where a request's time goes | ms | share |", "| --- | --- | --- |"]
-    total = sum(result["makeup"].values())
-    for part in PARTS:
-        seconds = result["makeup"][part]
-        out.append(f"| {part} | {seconds * 1e3:.2f} | {seconds / total:.1%} |")
-    out.append(f"| mean latency | {total * 1e3:.2f} | |")
-    skipped = {name: entry["not_run"] for name, entry in result["techniques"].items() if "not_run" in entry}
-    if skipped:
-        out += ["", *(f"Not run: {name} ({why})." for name, why in skipped.items())]
-    return "\n".join(out) + "\n"
+            out.append(f"| {name} | {_workload(entry)} | " + " | ".join(cells) + " |")
+    out.append("")
+    if parts := _parts(result):
+        out += ["| where a request's time goes | ms | share |", "| --- | --- | --- |"]
+        total = sum(parts.values())
+        for part, seconds in parts.items():
+            out.append(f"| {part} | {seconds * 1e3:.2f} | {seconds / total:.1%} |")
+        out += [f"| mean latency | {total * 1e3:.2f} | |", ""]
+    for name, entry in [*result["techniques"].items(), ("make-up of the latency", result["makeup"])]:
+        for key, what in (("not_run", "Not run"), ("failed", "Failed")):
+            if key in entry:
+                out.append(f"{what}: {name} ({entry[key]}).")
+    return "\n".join(out).rstrip("\n") + "\n"
+
+
+def _parts(result: dict[str, Any]) -> dict[str, float]:
+    """Seconds by part, in their order; empty where they were not measured."""
+    makeup = result["makeup"]
+    return {part: makeup[part] for part in PARTS if part in makeup}
+
+
+def _workload(entry: dict[str, Any]) -> str:
+    accepted = entry.get("accepted_share")
+    drafts = "" if accepted is None else f", {accepted:.0%} of drafts accepted"
+    return f"{entry['workload']}, {entry['requests']} requests{drafts}"
 
 
 def _change(entry: dict[str, Any], key: str, scale: float) -> str:
@@ -53,8 +67,9 @@ def rows(result: dict[str, Any]) -> list[tuple[str, float, str, float | None]]:
             where = f"bench matrix, {result['model']}, {name}"
             out.append((f"{where} off: {label}", off, unit, None))
             out.append((f"{where} on: {label}", on, unit, on / off))
-    total = sum(result["makeup"].values())
-    for part, seconds in result["makeup"].items():
+    parts = _parts(result)
+    total = sum(parts.values())
+    for part, seconds in parts.items():
         out.append(
             (f"bench matrix, {result['model']}, latency make-up: {part}", seconds / total, "share", None)
         )
@@ -85,15 +100,16 @@ def plot(result: dict[str, Any], path: Path) -> None:
     left.margins(y=0.15)
     left.legend(frameon=False, ncols=3, loc="upper center")
 
-    start, shades = 0.0, plt.get_cmap("tab10")
-    total = sum(result["makeup"].values())
-    for number, part in enumerate(PARTS):
-        share = 100 * result["makeup"][part] / total
+    start, shades, parts = 0.0, plt.get_cmap("tab10"), _parts(result)
+    total = sum(parts.values())
+    for number, (part, seconds) in enumerate(parts.items()):
+        share = 100 * seconds / total
         right.barh([0], [share], left=start, color=shades(number), label=f"{part} {share:.1f} %")
         start += share
     right.set(xlim=(0, 100), yticks=[], xlabel="% of a request's latency")
     right.set_title(f"Where {1e3 * total:.0f} ms go")
-    right.legend(frameon=False, ncols=5, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.35))
+    if parts:
+        right.legend(frameon=False, ncols=5, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.35))
     figure.suptitle(f"{result['model']}, {result['machine']}", fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)

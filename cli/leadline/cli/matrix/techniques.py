@@ -43,6 +43,10 @@ class Technique:
     """Changes to the engine's settings, which are otherwise the same on both sides."""
     missing: Callable[[Machine], str | None] = field(default=lambda machine: None)
     """Why this machine cannot run it; None: it can."""
+    most_requests: int | None = None
+    """Of a run, where a side answers one after the other."""
+    further_processes: bool = False
+    """Whose hanging ends this one."""
 
     def cannot_run(self, machine: Machine) -> str | None:
         known = {setting.name for setting in dataclasses.fields(EngineConfig)}
@@ -63,7 +67,7 @@ def _needs_two(machine: Machine) -> str | None:
 
 TECHNIQUES = (
     Technique(
-        "dynamic batching", "shared prefix", on={}, off={"max_concurrent_requests": 1, "overlap": False}
+        "dynamic batching", "shared prefix", on={}, off={"max_concurrent_requests": 1}, most_requests=16
     ),
     Technique("prefix cache", "shared prefix", on={"prefix_caching": True}, off={"prefix_caching": False}),
     Technique(
@@ -72,6 +76,7 @@ TECHNIQUES = (
         on={"tensor_parallel": 2},
         off={"tensor_parallel": 1},
         missing=_needs_two,
+        further_processes=True,
     ),
     Technique(
         "CUDA graphs",

@@ -28,7 +28,7 @@ class Work:
     """All at once, or one after the other."""
 
 
-def make(name: str, size: Size, vocab_size: int, seed: int) -> Work:
+def make(name: str, size: Size, vocab_size: int, seed: int | str) -> Work:
     """Another seed gives other prompts: a warm run must not find an earlier one's prefixes."""
     rng = random.Random(f"{name} {seed}")
 
@@ -40,7 +40,7 @@ def make(name: str, size: Size, vocab_size: int, seed: int) -> Work:
         own = size.prompt_tokens - len(shared)
         return Work([shared + tokens(own) for _ in range(size.requests)], size.output_tokens, True)
     prompts = []
-    for _ in range(max(1, size.requests // 4)):
+    for _ in range(max(1, min(4, size.requests // 4))):
         passage = tokens(max(4, size.prompt_tokens // 6))
         prompts.append(passage * 3)
     return Work(prompts, size.output_tokens, False)
