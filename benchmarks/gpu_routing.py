@@ -50,6 +50,7 @@ MEASURES = (
     ("tokens/s", "tokens/s", ("tokens_per_second",)),
     ("requests/s", "requests/s", ("requests_per_second",)),
     ("gateway's own part of the mean TTFT", "s", ("mean_ttft_seconds_by", "gateway_own")),
+    ("queue in the gateway, part of the mean TTFT", "s", ("mean_ttft_seconds_by", "queue")),
     ("routing's part of the mean TTFT", "s", ("mean_ttft_seconds_by", "routing")),
 )
 

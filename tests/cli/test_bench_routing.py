@@ -58,12 +58,14 @@ def test_a_beginning_is_known_by_full_blocks_that_were_added_before() -> None:
     assert seen.known([*range(4), 9, 9, 9, 9, 1]) == 8
 
 
-def test_the_gateways_own_time_is_what_it_saw_beyond_the_engines() -> None:
-    before = {"gateway": (10.0, 100.0), "routing": (1.0, 101.0), "engine": (9.0, 100.0)}
-    after = {"gateway": (12.0, 110.0), "routing": (1.1, 111.0), "engine": (10.5, 110.0)}
-    nothing = {"gateway": (0.0, 0.0), "routing": (0.0, 0.0), "engine": (0.0, 0.0)}
+def test_the_gateways_own_time_is_what_it_saw_beyond_the_engines_and_its_queue() -> None:
+    before = {"gateway": (10.0, 100.0), "routing": (1.0, 101.0), "queue": (0.5, 7.0), "engine": (9.0, 100.0)}
+    after = {"gateway": (12.0, 110.0), "routing": (1.1, 111.0), "queue": (0.7, 9.0), "engine": (10.5, 110.0)}
+    nothing = dict.fromkeys(before, (0.0, 0.0))
     means = mean_seconds([(before, after), (nothing, nothing)])
-    assert means == pytest.approx({"gateway": 0.2, "routing": 0.01, "engine": 0.15, "gateway_own": 0.05})
+    assert means == pytest.approx(
+        {"gateway": 0.2, "routing": 0.01, "queue": 0.02, "engine": 0.15, "gateway_own": 0.03}
+    )
 
 
 @pytest.mark.parametrize(

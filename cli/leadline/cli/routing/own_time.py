@@ -3,10 +3,12 @@
 Each counts from when it has the request in hand. All are means over the same requests, from the sums and
 counts of histograms, so their differences are exact whatever the buckets:
 
-    client   |-------------------------------- TTFT --------------------------------|
-    gateway    |- routing -|-----------------------------------------------------|
-    engine                        |------- tokenize, queue, prefill --------|
-              connect, read        read and parse                            relay
+    client   |--------------------------------- TTFT ----------------------------------|
+    gateway    |- routing -|- queue -|----------------------------------------------|
+    engine                              |------ tokenize, queue, prefill -------|
+              connect, read           read and parse                          relay
+
+The gateway's queue is where requests wait while no pod has room: that is the engines' load, not its own time.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ Times = dict[str, tuple[float, float]]
 """Name → (sum in seconds, count) since the servers started."""
 
 _TTFT = "time_to_first_token_seconds"
-_GATEWAY = {"gateway": f"leadline_gateway_{_TTFT}", "routing": "leadline_gateway_routing_seconds"}
+_GATEWAY = {
+    "gateway": f"leadline_gateway_{_TTFT}",
+    "routing": "leadline_gateway_routing_seconds",
+    "queue": "leadline_gateway_queue_seconds",
+}
 _ENGINE = {"engine": f"leadline_engine_{_TTFT}"}
 
 
@@ -30,14 +36,18 @@ def read_times(gateway: str, engines: Iterable[str]) -> Times:
 
 
 def mean_seconds(runs: Sequence[tuple[Times, Times]]) -> dict[str, float]:
-    """Mean seconds by name, of what was observed between the two readings of each run. `routing`: tokenizing,
-    matching the prefix and picking; `gateway_own`: what the gateway saw beyond the engine's time."""
-    means = {}
+    """Mean seconds of a request by name, of what was observed between the two readings of each run.
+
+    `routing`: tokenizing, matching the prefix and picking; `queue`: of all requests, those that did not wait
+    included; `gateway_own`: what the gateway saw beyond the engine's time and its queue.
+    """
+    seconds, counts = {}, {}
     for name in (*_GATEWAY, *_ENGINE):
-        total = sum(after[name][0] - before[name][0] for before, after in runs)
-        count = sum(after[name][1] - before[name][1] for before, after in runs)
-        means[name] = total / count if count else 0.0
-    means["gateway_own"] = means["gateway"] - means["engine"]
+        seconds[name] = sum(after[name][0] - before[name][0] for before, after in runs)
+        counts[name] = sum(after[name][1] - before[name][1] for before, after in runs)
+    counts["queue"] = counts["gateway"]
+    means = {name: seconds[name] / counts[name] if counts[name] else 0.0 for name in seconds}
+    means["gateway_own"] = means["gateway"] - means["engine"] - means["queue"]
     return means
 
 

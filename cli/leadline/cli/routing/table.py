@@ -89,15 +89,16 @@ def show(result: dict[str, Any]) -> None:
         for error in row["errors"]:
             print(f"  failed: {error}")
     print(
-        "\nWhose the mean TTFT is. The gateway's own: what it measures beyond the engine's time. Routing: of "
-        "that, tokenizing,\nmatching and picking. Rest: connecting, and what waits in sockets.\n"
+        "\nWhose the mean TTFT is. Queue: in the gateway, while no engine has room. Gateway: what it\n"
+        "measures beyond that and the engine's time. Routing: of that, tokenizing, matching and picking.\n"
+        "Rest: connecting, and what waits in sockets.\n"
     )
-    print(f"{'policy':<12}{'engine':>12}{'gateway':>12}{'share':>8}{'routing':>12}{'rest':>12}")
+    print(f"{'policy':<12}{'engine':>12}{'queue':>12}{'gateway':>12}{'share':>8}{'routing':>12}{'rest':>12}")
     for policy, row in rows.items():
         by = row["mean_ttft_seconds_by"]
         print(
-            f"{policy:<12}{_ms(by['engine'])}{_ms(by['gateway_own'])}{by['gateway_own'] / by['client']:>8.1%}"
-            f"{_ms(by['routing'])}{_ms(by['client'] - by['gateway'])}"
+            f"{policy:<12}{_ms(by['engine'])}{_ms(by['queue'])}{_ms(by['gateway_own'])}"
+            f"{by['gateway_own'] / by['client']:>8.1%}{_ms(by['routing'])}{_ms(by['client'] - by['gateway'])}"
         )
     busiest = max(row["client_cores"] for row in rows.values())
     print(f"\nThe clients took {busiest:.0%} of a core at most.")
