@@ -486,38 +486,3 @@ def test_the_pod_that_is_least_useful_goes_first(cluster: Cluster, tmp_path: Pat
         until(lambda: len(cluster.items("pods", *selector)) == 1, explain=process.text)
         assert loads() == before[-1:]
         assert process.writes()['{kind="Pod",method="PATCH"}'] == 3
-
-
-def test_a_horizontal_pod_autoscaler_finds_what_it_needs(cluster: Cluster, tmp_path: Path) -> None:
-    with operator(cluster, tmp_path) as process:
-        cluster.apply(service("auto"))
-        until(lambda: is_ready(cluster, "auto"), explain=process.text)
-        target = {"apiVersion": "serving.leadline.io/v1alpha1", "kind": "InferenceService", "name": "auto"}
-        cluster.apply(
-            {
-                "apiVersion": "autoscaling/v2",
-                "kind": "HorizontalPodAutoscaler",
-                "metadata": {"name": "auto"},
-                "spec": {
-                    "scaleTargetRef": target,
-                    "minReplicas": 2,
-                    "maxReplicas": 3,
-                    "metrics": [
-                        {
-                            "type": "Resource",
-                            "resource": {
-                                "name": "cpu",
-                                "target": {"type": "Utilization", "averageUtilization": 50},
-                            },
-                        }
-                    ],
-                },
-            }
-        )
-
-        def scales() -> bool:
-            conditions = (cluster.get("hpa", "auto").get("status") or {}).get("conditions", [])
-            return any(one["type"] == "AbleToScale" and one["status"] == "True" for one in conditions)
-
-        until(scales, 60, lambda: cluster.get("hpa", "auto"))
-        until(lambda: cluster.get("isvc", "auto")["status"]["readyReplicas"] >= 2, 90, process.text)

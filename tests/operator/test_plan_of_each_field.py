@@ -21,6 +21,7 @@ from operator_builders import (
     wanted,
 )
 
+from leadline.operator.observed import Target
 from leadline.protocol.isvc_types import InferenceServiceSpec
 
 
@@ -389,19 +390,29 @@ def test_replicas_are_what_is_asked_for_within_the_autoscalers_limits(
     assert made.status["desiredReplicas"] == replicas
 
 
-def test_replicas_are_left_alone_when_an_autoscaler_scales_the_deployment_itself() -> None:
+OURS = Target("apps", "Deployment", "team", "qwen-engine")
+
+
+@pytest.mark.parametrize(
+    ("acted", "autoscaled", "is_theirs"),
+    [
+        (True, frozenset({OURS}), True),
+        (True, None, True),  # who knows
+        (True, frozenset(), False),  # it has gone
+        (True, frozenset({OURS._replace(name="other-engine")}), False),
+        (False, frozenset({OURS}), False),  # nobody else has set replicas: without us they would be 1
+    ],
+)
+def test_replicas_are_left_alone_while_an_autoscaler_scales_the_deployment_itself(
+    acted: bool, autoscaled: frozenset[Target] | None, is_theirs: bool
+) -> None:
     children = deployment(5)
     (child,) = children.values()
-    child["metadata"]["managedFields"] = [
-        {
-            "manager": "kube-controller-manager",
-            "subresource": "scale",
-            "fieldsV1": {"f:spec": {"f:replicas": {}}},
-        }
-    ]
-    made = plan_of({"replicas": 1}, children=children)
-    assert "replicas" not in wanted(made, "Deployment")["spec"]
-    assert made.status["desiredReplicas"] == 5
+    entry = {"manager": "kube-controller-manager", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+    child["metadata"]["managedFields"] = [entry | {"subresource": "scale"}] if acted else []
+    made = plan_of({"replicas": 3}, children=children, autoscaled=autoscaled)
+    assert wanted(made, "Deployment")["spec"].get("replicas") == (None if is_theirs else 3)
+    assert made.status["desiredReplicas"] == (5 if is_theirs else 3)
 
 
 def test_a_headless_service_with_our_label_leads_gateways_to_the_pods() -> None:

@@ -71,6 +71,8 @@ class Machine:
         self.metrics: dict[str, str] = {}
         """Address → text; an address that is missing answers 404."""
         self.pods: list[dict[str, Any]] = []
+        self.hpas: list[dict[str, Any]] | None = []
+        """None: they may not be listed."""
         self.patches: list[tuple[str, dict[str, Any]]] = []
         self.status = 200
 
@@ -80,6 +82,10 @@ class Machine:
 
     async def list(self, _: web.Request) -> web.Response:
         return web.json_response({"items": self.pods, "metadata": {}}, status=self.status)
+
+    async def list_hpas(self, _: web.Request) -> web.Response:
+        status = 403 if self.hpas is None else 200
+        return web.json_response({"items": self.hpas or [], "metadata": {}}, status=status)
 
     async def patch(self, request: web.Request) -> web.Response:
         self.patches.append((request.match_info["name"], await request.json()))
@@ -91,6 +97,7 @@ async def machine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Machin
     made, app = Machine(), web.Application()
     app.router.add_get("/metrics", made.tell)
     app.router.add_get("/api/v1/namespaces/{namespace}/pods", made.list)
+    app.router.add_get("/apis/autoscaling/v2/horizontalpodautoscalers", made.list_hpas)
     app.router.add_patch("/api/v1/namespaces/{namespace}/pods/{name}", made.patch)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
@@ -182,6 +189,41 @@ async def test_an_api_server_that_does_not_tell_means_hold_and_one_that_forbids_
         assert await Gateways(api, SETTINGS, probe).views() == views
 
 
+def scaler(kind: str, name: str, group: str = "serving.leadline.io/v1alpha1") -> dict[str, Any]:
+    target = {"apiVersion": group, "kind": kind, "name": name}
+    return {"metadata": {"name": "h", "namespace": "team"}, "spec": {"scaleTargetRef": target}}
+
+
+SCALERS: dict[str, tuple[list[dict[str, Any]] | None, bool, bool]] = {
+    # what the API server lists, whether an HPA has scaled the service, whether we step aside
+    "an HPA that has not acted yet": ([scaler("InferenceService", "qwen")], False, True),
+    "an HPA that has acted": ([scaler("InferenceService", "qwen")], True, True),
+    "an HPA of the Deployment": ([scaler("Deployment", "qwen-engine", "apps/v1")], False, True),
+    "an HPA of another service": ([scaler("InferenceService", "other")], True, False),
+    "an HPA of another kind": ([scaler("InferenceService", "qwen", "kserve.io/v1")], True, False),
+    "it may not be listed, and one has acted": (None, True, True),
+    "it may not be listed, and none has acted": (None, False, False),
+}
+
+
+@pytest.mark.parametrize("case", SCALERS)
+async def test_autoscaling_steps_aside_for_as_long_as_there_is_an_hpa(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, acted, aside = SCALERS[case]
+    async with machine(monkeypatch) as (server, api, probe):
+        server.hpas = listed
+        store, scales = Store(), ScaleServer(kopf.ConnectionInfo(server=api._server))
+        store.put(SERVICE, autoscaled(managedFields=[HPA] if acted else []))
+        scales.scaled = []
+        server.pods, server.metrics = [serving("gw", "127.0.0.1")], {"127.0.0.1": BUSY}
+        try:
+            await ServiceScaler(scales, store, SETTINGS, probe).look()
+            assert scales.scaled == ([] if aside else [3])
+        finally:
+            await scales.close()
+
+
 BUSY = COUNT.replace(" 3.0", " 90.0")
 
 
@@ -219,7 +261,12 @@ ROUNDS: dict[str, tuple[dict[str, Any], str | None, str | None, list[int]]] = {
         "leadline_engine_running_requests 200",
         [],
     ),
-    "one that an HPA scales is left alone": (autoscaled(managedFields=[HPA]), BUSY, None, []),
+    "one that an HPA has scaled that is no more is ours again": (
+        autoscaled(managedFields=[HPA]),
+        BUSY,
+        None,
+        [3],
+    ),
     "one that is being deleted is left alone": (autoscaled(deletionTimestamp="now"), BUSY, None, []),
     "another operator's is left alone": (
         autoscaled(labels={"serving.leadline.io/operator": "other"}),

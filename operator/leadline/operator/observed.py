@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Observed", "StartReport", "active_pods", "scaled_by_autoscaler"]
+__all__ = ["Observed", "StartReport", "Target", "active_pods", "owned_by_autoscaler", "was_autoscaled"]
+
+
+class Target(NamedTuple):
+    """What an autoscaler scales."""
+
+    group: str
+    kind: str
+    namespace: str
+    name: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,6 +44,8 @@ class Observed:
     pods: list[dict[str, Any]] = field(default_factory=list)
     progress: dict[str, StartReport] = field(default_factory=dict)
     """Pod uid → what it said at its last step, of pods that run and are not ready."""
+    autoscaled: frozenset[Target] | None = None
+    """What autoscalers scale in the service's namespace; None where that is not known."""
     refusal: str = ""
     """What the API server said when it refused one of the objects that are wanted."""
 
@@ -60,9 +71,21 @@ def active_pods(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
     )
 
 
-def scaled_by_autoscaler(item: dict[str, Any] | None) -> bool:
-    """Whether a HorizontalPodAutoscaler (KEDA's too) scales this object, a Deployment or an InferenceService:
-    the controller manager wrote its `replicas` through /scale."""
+def owned_by_autoscaler(item: dict[str, Any] | None, autoscaled: frozenset[Target] | None) -> bool:
+    """Whether the `replicas` of this object, a Deployment, are an autoscaler's: one has set them, and is
+    still there as far as is known. Until it has, they are ours: without us they would be 1."""
+    if item is None or not was_autoscaled(item):
+        return False
+    metadata = item["metadata"]
+    group = str(item.get("apiVersion", "")).rpartition("/")[0]
+    target = Target(group, str(item.get("kind")), str(metadata["namespace"]), str(metadata["name"]))
+    return autoscaled is None or target in autoscaled
+
+
+def was_autoscaled(item: dict[str, Any] | None) -> bool:
+    """Whether a HorizontalPodAutoscaler (KEDA's too) was the last to set the `replicas` of this object, a
+    Deployment or an InferenceService: the controller manager wrote them through /scale. It says nothing of
+    whether there still is one."""
     fields = ((item or {}).get("metadata") or {}).get("managedFields") or []
     return any(
         entry.get("subresource") == "scale"

@@ -15,7 +15,7 @@ from leadline.operator.conditions import Verdict, invalid_status, judge, make_st
 from leadline.operator.names import HASH_ANNOTATION, MANAGED_BY
 from leadline.operator.objects import ServiceContext, network_objects, support_objects, workload_objects
 from leadline.operator.objects.context import digest
-from leadline.operator.observed import Observed, scaled_by_autoscaler
+from leadline.operator.observed import Observed, owned_by_autoscaler
 from leadline.operator.settings import OperatorSettings
 from leadline.protocol.isvc import ConditionType, Reason
 from leadline.protocol.isvc_types import InferenceServiceSpec
@@ -69,7 +69,7 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
         observed.uid,
         spec,
         settings,
-        replicas_owned_elsewhere=scaled_by_autoscaler(deployment),
+        replicas_owned_elsewhere=owned_by_autoscaler(deployment, observed.autoscaled),
     )
     if not context.on_gpu and spec.tensor_parallel > 1:
         return _stuck(

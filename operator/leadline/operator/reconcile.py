@@ -18,10 +18,11 @@ from typing import Any
 
 from leadline.operator.api import ApiClient, ApiError, Conflict, NotFound
 from leadline.operator.drift import Echoes
+from leadline.operator.hpas import Hpas
 from leadline.operator.kinds import BY_KIND, SERVICE, Kind
-from leadline.operator.names import HASH_ANNOTATION
+from leadline.operator.names import HASH_ANNOTATION, child_name
 from leadline.operator.objects.context import digest
-from leadline.operator.observed import Observed, StartReport
+from leadline.operator.observed import Observed, StartReport, Target, owned_by_autoscaler, was_autoscaled
 from leadline.operator.plan import Event, Plan, owner_of, plan
 from leadline.operator.ranking import Ranker
 from leadline.operator.settings import OperatorSettings
@@ -71,7 +72,9 @@ class Reconciler:
         """`reports(pods)`: how far those of them are that start, by uid, as far as is known."""
         self._api, self._store, self._settings = api, store, settings
         self._reports = reports
-        self._ranker = ranker
+        self._ranker, self._hpas = ranker, Hpas(api)
+        self._autoscaled: dict[Key, frozenset[Target] | None] = {}
+        """Of services that are being looked at."""
         self._echoes = Echoes()
         self._refusals: dict[Key, _Refusal] = {}
 
@@ -86,9 +89,19 @@ class Reconciler:
         ):
             self._refusals.pop(key, None)
             return Outcome.GONE, None
+        try:
+            if was_autoscaled(self._deployment(key)):
+                self._autoscaled[key] = await self._hpas.targets((key[0],))
+            return await self._reconcile(key, service)
+        finally:
+            self._autoscaled.pop(key, None)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    async def _reconcile(self, key: Key, service: Object) -> tuple[str, float | None]:
         made = self._plan(key, service)
         if not self._writes(key, service, made):
-            return Outcome.UNCHANGED, _REFUSAL_SECONDS if key in self._refusals else None
+            return Outcome.UNCHANGED, self._again(key)
         try:
             service = await self._api.get(SERVICE, *key)
         except NotFound:
@@ -109,9 +122,16 @@ class Reconciler:
         # The children are other than they were: what is to be said of them may be too.
         made = self._plan(key, service)
         await self._report(service, made)
-        return Outcome.CHANGED, _REFUSAL_SECONDS if key in self._refusals else None
+        return Outcome.CHANGED, self._again(key)
 
-    # -- inside ----------------------------------------------------------------------------------------------
+    def _deployment(self, key: Key) -> Object | None:
+        return self._store.get(key, BY_KIND["Deployment"], child_name(key[1]))
+
+    def _again(self, key: Key) -> float | None:
+        """No event tells that an autoscaler has gone."""
+        if owned_by_autoscaler(self._deployment(key), self._autoscaled.get(key)):
+            return self._settings.autoscale_seconds
+        return _REFUSAL_SECONDS if key in self._refusals else None
 
     async def _foreign(self, key: Key, made: Plan) -> dict[tuple[str, str], Object]:
         """Objects in the way of those that are about to be created. The store holds only what carries our
@@ -154,6 +174,7 @@ class Reconciler:
                 self._store.children(key) | (foreign or {}),
                 pods := self._store.pods(key),
                 self._reports(pods),
+                self._autoscaled.get(key),
                 self._refusals[key].message if key in self._refusals else "",
             ),
             self._settings,

@@ -2,7 +2,7 @@
 
 Room: operator. Asks the gateway's replicas how many requests are in flight, or the pods where no gateway
 knows the service (`demand.py`), and drives `/scale`. Steps aside for a service that a HorizontalPodAutoscaler
-scales.
+scales, or its Deployment, for as long as there is one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from leadline.operator.autoscaler import Scaler
 from leadline.operator.demand import GatewayView, gateway_counts, of_gateway, of_pods, parse_in_flight
 from leadline.operator.diagnosis import is_ready
 from leadline.operator.gateways import Gateways
+from leadline.operator.hpas import Hpas
 from leadline.operator.kinds import SERVICE
-from leadline.operator.observed import active_pods, scaled_by_autoscaler
+from leadline.operator.names import child_name
+from leadline.operator.observed import Target, active_pods, was_autoscaled
 from leadline.operator.progress import PodProbe
 from leadline.operator.settings import OperatorSettings
 from leadline.operator.store import Key, Store
+from leadline.protocol.isvc import GROUP, KIND
 from leadline.protocol.isvc_types import Autoscaling, InferenceServiceSpec
 
 __all__ = ["ServiceScaler"]
@@ -34,7 +37,7 @@ log = logging.getLogger(__name__)
 class ServiceScaler:
     def __init__(self, api: ApiClient, store: Store, settings: OperatorSettings, probe: PodProbe) -> None:
         self._api, self._store, self._settings, self._probe = api, store, settings, probe
-        self._gateways = Gateways(api, settings, probe)
+        self._gateways, self._hpas = Gateways(api, settings, probe), Hpas(api)
         self._scalers: dict[Key, Scaler] = {}
 
     async def run(self) -> None:
@@ -45,22 +48,34 @@ class ServiceScaler:
     async def look(self) -> None:
         """One round over all services that are ours to scale."""
         scaled = {key: found for key in self._store.services() if (found := self._scaled(key))}
+        if scaled:
+            autoscaled = await self._hpas.targets(self._settings.namespaces or ("",))
+            scaled = {key: found for key, found in scaled.items() if not self._is_elsewhere(key, autoscaled)}
         self._scalers = {key: self._scalers.get(key, Scaler()) for key in scaled}
         views = await self._gateways.views() if scaled else []
         await asyncio.gather(*(self._look(key, *found, views) for key, found in scaled.items()))
 
     def _scaled(self, key: Key) -> tuple[Autoscaling, int] | None:
-        """Limits and present replicas of a service that is ours to scale."""
+        """Limits and present replicas of a service with `autoscaling` that this operator looks at."""
         service = self._store.service(key)
         if service is None or service["metadata"].get("deletionTimestamp"):
             return None
-        if not self._settings.looks_at(service) or scaled_by_autoscaler(service):
+        if not self._settings.looks_at(service):
             return None
         try:
             spec = msgspec.convert(service.get("spec", {}), InferenceServiceSpec)
         except msgspec.ValidationError:
             return None
         return None if spec.autoscaling is None else (spec.autoscaling, spec.replicas)
+
+    def _is_elsewhere(self, key: Key, autoscaled: frozenset[Target] | None) -> bool:
+        """Whether an autoscaler scales the service. Where the API server does not tell which there are, one
+        that has scaled it is taken to be there still."""
+        if autoscaled is None:
+            return was_autoscaled(self._store.service(key))
+        namespace, name = key
+        places = (GROUP, KIND, namespace, name), ("apps", "Deployment", namespace, child_name(name))
+        return any(Target(*place) in autoscaled for place in places)
 
     async def _look(
         self, key: Key, limits: Autoscaling, replicas: int, views: list[GatewayView | None]
