@@ -16,7 +16,7 @@ every gateway replica alike.
 import random
 import time
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ from leadline.protocol.openai.service import ModelCard
 if TYPE_CHECKING:
     from leadline.gateway.tokens.approximate import ApproximateTokens
     from leadline.gateway.tokens.service import TokenService
+    from leadline.protocol.load import LoadReport
 
 __all__ = ["Service", "ServiceTable"]
 
@@ -62,6 +63,8 @@ class Service:
     """Requests a pod is given at once; 0: what the pod reports as its limit, if it does."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Seconds since the Unix epoch, for /v1/models."""
+    namespaces: "Sequence[LoadReport]" = ()
+    """Kept by proxy/namespaces.py: a report for each namespace of block hashes that pods have."""
     _names: dict[str, None] = field(default_factory=dict)
 
     @property

@@ -6,7 +6,7 @@ In reading order:
     exchange         one request and its answer; client_socket: the bytes under both
     handler          key, body, service, prompt, limits, door; errors
     body             what is read of a request, and how fields are added to it
-    routing          prompt chain, matches, the policy's choice
+    routing          prompt chain, matches, the policy's choice; namespaces: several chains during a rollout
     attempts         pods tried one after the other until the first byte; attempt: one of them
     relay            the answer's way back: whole, streamed, moved
     migration        one stream over several pods

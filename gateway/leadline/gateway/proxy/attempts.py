@@ -139,16 +139,16 @@ class Dispatcher:
     def _open(self, call: Call, candidates: list[Pod]) -> Attempt:
         service, prompt = call.service, call.prompt
         began = time.monotonic()
-        decision, held = choose(service, call.incoming, prompt, candidates, explain=call.explain)
+        decision, chain, held = choose(service, call.incoming, prompt, candidates, explain=call.explain)
         call.decision = decision
         call.attempts += 1
         pod, matched = decision.pod, decision.picked.matched_tokens
         call.predicted = matched if prompt.exact else 0
         now = time.monotonic()
-        if prompt.chain:
+        if chain:
             # Where pods do not say what they hold, each request renews what is believed of its pod.
             events = prompt.exact and service.index.fresh(now)
-            service.index.routed(pod.id, prompt.chain, held if events else 0, now)
+            service.index.routed(pod.id, chain, held if events else 0, now)
         call.picking_seconds += now - began
         missing = max(0, prompt.tokens - matched)
         # Last, so that nothing can fail between opening the lease and handing over what closes it.

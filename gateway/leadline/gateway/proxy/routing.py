@@ -9,10 +9,16 @@ import msgspec
 from leadline.gateway.pods import Pod
 from leadline.gateway.policies.base import Decision, RouteRequest
 from leadline.gateway.proxy.body import Incoming, invalid
+from leadline.gateway.proxy.namespaces import (
+    NamedPrompt,
+    chain_on,
+    matched_by_name,
+    name_prompt,
+    reported_namespaces,
+)
 from leadline.gateway.services import Service
 from leadline.gateway.tokens.approximate import BYTES_PER_TOKEN, ApproximateTokens
 from leadline.protocol.chain import ChainNamespace
-from leadline.protocol.load import LoadReport
 
 __all__ = ["RoutedPrompt", "choose", "known_prompt", "read_prompt"]
 
@@ -26,6 +32,8 @@ class RoutedPrompt(msgspec.Struct):
     """Of all prompts together; an estimate unless `exact`."""
     exact: bool
     """The chain is the engine's own."""
+    names: Sequence[NamedPrompt] = ()
+    """The chain in each namespace that pods have; empty where they have one."""
 
 
 class _Unreported(msgspec.Struct, frozen=True):
@@ -47,18 +55,23 @@ def known_prompt(service: Service, incoming: Incoming) -> RoutedPrompt | None:
     tokens, full = service.tokens, incoming.full
     if tokens is None or full is None:
         return None
+    reports = reported_namespaces(service)
+    identity = reports[0] if reports else _unreported(service.model, service.block_size)
     if isinstance(tokens, ApproximateTokens):
-        prompts = tokens.pieces(full, _identity(service))
+        # What it makes means nothing to any pod: one namespace will do.
+        prompts = tokens.pieces(full, identity)
         return RoutedPrompt(prompts[0].chain, sum(prompt.num_tokens for prompt in prompts), False)
-    prompt = tokens.at_once(full, _identity(service))
-    return None if prompt is None else RoutedPrompt(prompt.chain, prompt.num_tokens, True)
+    prompt = tokens.at_once(full, identity)
+    if prompt is None:
+        return None
+    found = RoutedPrompt(prompt.chain, prompt.num_tokens, True)
+    if len(reports) > 1:
+        found.names = name_prompt(tokens, prompt, reports, _salt(incoming))
+    return found
 
 
-def _identity(service: Service) -> LoadReport | _Unreported:
-    for pod in service.pods.values():
-        if pod.report is not None:
-            return pod.report
-    return _unreported(service.model, service.block_size)
+def _salt(incoming: Incoming) -> str:
+    return getattr(incoming.full, "cache_salt", None) or ""
 
 
 _unreported = lru_cache(maxsize=64)(_Unreported)
@@ -73,28 +86,40 @@ async def read_prompt(service: Service, incoming: Incoming) -> RoutedPrompt:
         return RoutedPrompt((), max(1, len(incoming.body) // BYTES_PER_TOKEN), False)
     if tokens is None:
         return RoutedPrompt((), max(1, len(incoming.body) // BYTES_PER_TOKEN), False)
-    identity = _identity(service)
+    reports = reported_namespaces(service)
+    identity = reports[0] if reports else _unreported(service.model, service.block_size)
     prompts = await tokens.prompts(incoming.full, identity, max_model_len=identity.max_model_len)
     first = prompts[0]
     total = first.num_tokens if len(prompts) == 1 else sum(prompt.num_tokens for prompt in prompts)
-    return RoutedPrompt(first.chain, total, first.ids is not None)
+    found = RoutedPrompt(first.chain, total, first.ids is not None)
+    if len(reports) > 1 and not isinstance(tokens, ApproximateTokens):
+        found.names = name_prompt(tokens, first, reports, _salt(incoming))
+    return found
 
 
 def choose(
     service: Service, incoming: Incoming, prompt: RoutedPrompt, candidates: list[Pod], *, explain: bool
-) -> tuple[Decision, int]:
-    """The policy's choice among eligible pods, and how many leading blocks that pod holds."""
+) -> tuple[Decision, Sequence[int], int]:
+    """The policy's choice among eligible pods, the prompt's chain there, and how many leading blocks of it
+    that pod holds."""
     now = time.monotonic()
-    matched = service.index.match(prompt.chain, now) if prompt.chain else {}
     report = candidates[0].report
+    block_size = service.block_size if report is None else report.block_size
+    if prompt.names:
+        matched = matched_by_name(service, prompt.names, block_size, now)
+    else:
+        matched = service.index.match(prompt.chain, now) if prompt.chain else {}
     request = RouteRequest(
         now=now,
         prompt_tokens=prompt.tokens,
         max_tokens=incoming.max_tokens,
         matched_blocks=matched,
-        block_size=service.block_size if report is None else report.block_size,
+        block_size=block_size,
         session=incoming.fields.user,
         explain=explain,
     )
     decision = service.policy.pick(request, candidates)
-    return decision, matched.get(decision.pod.id, 0)
+    if not prompt.names:
+        return decision, prompt.chain, matched.get(decision.pod.id, 0)
+    chain = chain_on(decision.pod, prompt.names)
+    return decision, chain, service.index.match(chain, now).get(decision.pod.id, 0)
