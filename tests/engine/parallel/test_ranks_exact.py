@@ -75,6 +75,14 @@ def test_four_ranks_for_three_kv_heads(rig, ranks, prompts):
     assert rig.run(ranks.core(4), some, greedy) == rig.run(rig.core(), some, greedy)
 
 
+def test_sums_that_travel_beside_the_other_half_of_the_tokens(rig, ranks, prompts, monkeypatch):
+    """Chunks of 40 tokens and of what is left of them, decode steps of 9 rows, all in halves."""
+    monkeypatch.setenv("LEADLINE_TP_INTERLEAVE_TOKENS", "5")
+    greedy = SamplingParams(temperature=0, max_tokens=8)
+    some = prompts[:9]
+    assert rig.run(ranks.core(2, **ROOMY), some, greedy) == rig.run(rig.core(**ROOMY), some, greedy)
+
+
 def test_logprobs_of_prompt_and_output_are_those_of_one_rank(rig, three, prompts):
     three.reset_prefix_cache()
     params = SamplingParams(temperature=0, max_tokens=4, logprobs=3, prompt_logprobs=2)

@@ -16,6 +16,7 @@ import torch
 from leadline.engine.errors import ConfigError
 from leadline.engine.models.base import AttentionFn, KVWrite
 from leadline.engine.models.config import ModelConfig
+from leadline.engine.models.interleave import interleaved
 from leadline.engine.models.layers import (
     ColumnLinear,
     Linear,
@@ -193,7 +194,10 @@ class Decoder:
             return hidden if rows is None else hidden.index_select(0, rows)
         residual = self.embed(input_ids)
         x = ops.rms_norm(residual, self.layers[0].input_norm.weight, eps)
-        for layer, norm in zip(self.layers, self.following_norms, strict=True):
+        done = 0
+        if self._interleaves(len(x)):
+            x, done = interleaved(self, x, residual, rotation, attend, write), self.num_layers - 1
+        for layer, norm in zip(self.layers[done:], self.following_norms[done:], strict=True):
             wanted = rows if layer is self.layers[-1] else None
             x = layer.attention(x, rotation, attend, write, wanted)
             if wanted is not None:
@@ -203,6 +207,10 @@ class Decoder:
             x, residual = self.close(layer.o, x, residual, layer.post_norm)
             x, residual = self.close(layer.down, ops.silu_and_mul(layer.gate_up(x)), residual, norm)
         return x
+
+    def _interleaves(self, tokens: int) -> bool:
+        least = self.tp.interleave_tokens
+        return least is not None and tokens >= max(least, 2) and not self.by_fabric(Sum.O, tokens)
 
     def close(
         self, linear: RowLinear, x: torch.Tensor, residual: torch.Tensor, norm: Norm

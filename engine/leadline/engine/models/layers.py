@@ -140,7 +140,7 @@ class ColumnLinear(Linear):
         make = place.zeros if padded else place.empty
         super().__init__(make(rows, in_features), make(rows) if bias else None)
         self.parts = parts
-        self.in_features = in_features
+        self.in_features, self.out_features = in_features, rows
 
     def slots(self, prefix: str) -> Slots:
         row = 0

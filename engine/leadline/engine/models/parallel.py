@@ -92,6 +92,10 @@ class TensorParallel:
     """[R, n] of each rank → [R, size * n], ranks side by side in order."""
     fabric: Fabric | None = None
     """The faster way, where there is one; the two above work for any size."""
+    start_sum: Callable[[torch.Tensor], Callable[[], None]] | None = None
+    """Starts a sum over ranks, in place; what it returns is to be called before the result is used."""
+    interleave_tokens: int | None = None
+    """Steps of so many tokens and more start sums and compute on (models/interleave.py); None: never."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +23,7 @@ from leadline.engine.runner.parallel.fabric import Fabric, FabricSpec, make_fabr
 __all__ = ["RankGroup"]
 
 c10d: Any = torch._C._distributed_c10d
+_INTERLEAVE = "LEADLINE_TP_INTERLEAVE_TOKENS"
 _TIMEOUT = timedelta(minutes=30)
 """How long ranks may be apart while they load. Death is noticed at once, a hang in a step soon, by other
 means (ranks.py)."""
@@ -41,6 +43,7 @@ class RankGroup:
         for options in (self._sum, self._least, self._gather):
             # On CUDA: run on the current stream, as a graph needs it.
             options.asyncOp = False
+        self._sum_beside = AllreduceOptions()  # on a stream of its own
         # Connections and NCCL's buffers come into being here, before memory is measured.
         self.least(0)
         self.all_gather(torch.zeros((1, 1), device=device))
@@ -48,7 +51,16 @@ class RankGroup:
     def tensor_parallel(self, spec: FabricSpec) -> TensorParallel:
         """What the model is built with. Call once, on all ranks."""
         self.fabric = make_fabric(self, spec)
-        return TensorParallel(self.rank, self.size, self.all_reduce, self.all_gather, self.fabric)
+        least = os.environ.get(_INTERLEAVE)
+        return TensorParallel(
+            self.rank,
+            self.size,
+            self.all_reduce,
+            self.all_gather,
+            self.fabric,
+            self.start_sum,
+            None if least is None else int(least),
+        )
 
     def symmetric_memory(self, size: int) -> tuple[torch.Tensor, list[int]]:
         """`size` bytes on each rank's GPU that all ranks can address: this rank's as uint8, and the address
@@ -59,6 +71,11 @@ class RankGroup:
         """Sum over ranks, in place; the same bits on every rank."""
         _finish(self._meeting.backend.allreduce([x], self._sum))
         return x
+
+    def start_sum(self, x: torch.Tensor) -> Callable[[], None]:
+        """`all_reduce` beside what is computed next, until the returned function is called."""
+        work = self._meeting.backend.allreduce([x], self._sum_beside)
+        return lambda: _finish(work)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """[R, n] of each rank → [R, size * n], ranks side by side in order."""

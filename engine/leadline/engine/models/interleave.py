@@ -1,0 +1,67 @@
+"""Many tokens over several ranks: a half's sums over ranks travel while the other half is computed.
+
+    A   qkv |           | o ~~sum~~ | norm, gate, up, down ~~~~~~~~~sum~~~~~~~~~ | norm, qkv
+            | attention |           |                                            |
+    B   qkv |           |     o ~~~~~~~~~~sum~~~~~~~~ | norm, gate, up, down ~~~~~~~~sum~~~~~~ | norm, qkv
+
+Attention sees all tokens at once, and each element is summed as ever: results change by nothing but how
+products of fewer rows round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from leadline.engine.models.base import AttentionFn, KVWrite
+from leadline.engine.models.layers import Linear, Norm, RowLinear
+from leadline.engine.models.ops import Rotation
+
+if TYPE_CHECKING:
+    from leadline.engine.models.decoder import Decoder
+
+__all__ = ["interleaved"]
+
+_Sum = tuple[torch.Tensor, Callable[[], None]]
+"""This rank's term, and what to call before it is the sum."""
+
+
+def interleaved(
+    model: Decoder,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    rotation: Rotation,
+    attend: AttentionFn,
+    write: KVWrite | None,
+) -> torch.Tensor:
+    """All layers but the last one. x [T, hidden], normed for the first layer; residual [T, hidden],
+    overwritten → x for the last layer. Needs `tp.start_sum`."""
+    start, ops, eps = model.tp.start_sum, model.ops, model.config.rms_norm_eps
+    assert start is not None
+
+    def begin(linear: RowLinear, y: torch.Tensor) -> _Sum:
+        term = Linear.__call__(linear, y)
+        return term, start(term)
+
+    def end(sums: _Sum, part: torch.Tensor, norm: Norm) -> torch.Tensor:
+        total, wait = sums
+        wait()
+        return ops.add_rms_norm(total, part, norm.weight, eps)[0]
+
+    xs, residuals = list(x.tensor_split(2)), residual.tensor_split(2)
+    sums: list[_Sum] = []
+    for layer in model.layers[:-1]:
+        qkv = x.new_empty((len(x), layer.qkv.out_features))
+        for i, part in enumerate(qkv.tensor_split(2)):
+            if sums:
+                xs[i] = end(sums[i], residuals[i], layer.input_norm)
+            layer.qkv.into(xs[i], part)
+        attended = layer.attend(qkv, rotation, attend, write)
+        sums = [begin(layer.o, part) for part in attended.tensor_split(2)]
+        for i, part in enumerate(residuals):
+            hidden = end(sums[i], part, layer.post_norm)
+            sums[i] = begin(layer.down, ops.silu_and_mul(layer.gate_up(hidden)))
+    norm = model.layers[-1].input_norm
+    return torch.cat([end(*pair, norm) for pair in zip(sums, residuals, strict=True)]) if sums else x
