@@ -61,7 +61,7 @@ def hub(cluster: Cluster) -> None:
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": {"name": "hub"},
-            "stringData": {"token": "s3cret"},
+            "stringData": {"token": "s3cret", "revoked": "revoked"},
         },
         {
             "apiVersion": "v1",
@@ -103,7 +103,12 @@ def test_a_hub_model_is_downloaded_with_its_token_loaded_and_served_and_status_s
             cache={"size": "1Gi"},
             engine={"maxModelLen": 256, "extraArgs": ["--num-kv-blocks=64"]},
         )
-        cluster.apply(tiny, service(cluster, "secret", "hf://org/tiny"))
+        revoked = {"name": "hub", "key": "revoked"}
+        cluster.apply(
+            tiny,
+            service(cluster, "secret", "hf://org/tiny"),
+            service(cluster, "revoked", "hf://org/tiny", tokenSecretRef=revoked),
+        )
         seen: list[str] = []
 
         def is_ready() -> bool:
@@ -125,6 +130,8 @@ def test_a_hub_model_is_downloaded_with_its_token_loaded_and_served_and_status_s
             lambda: cluster.ready("secret").get("reason") == "ModelNotFound" and cluster.ready("secret")
         )
         assert "if it is private, set HF_TOKEN" in refused["message"]
+        until(lambda: cluster.ready("revoked").get("reason") == "Unauthorized")
+        assert "check HF_TOKEN" in cluster.ready("revoked")["message"]
         # A hub that is nowhere is no missing model; once it is there, it is found without a hand.
         cluster.apply(service(cluster, "late", "hf://org/tiny", host="later"))
 
