@@ -3,7 +3,8 @@
 In reading order:
 
     server_protocol  HTTP/1.1 from clients, under uvicorn; timeouts, pipelining, a client that leaves
-    exchange         one request and its answer; client_socket: the bytes under both
+    request_reader   requests out of a client's bytes; client_socket: those bytes, both ways
+    exchange         one request and its answer
     handler          key, body, service, prompt, limits, door; errors
     body             what is read of a request, and how fields are added to it
     routing          prompt chain, matches, the policy's choice; namespaces: several chains during a rollout

@@ -25,7 +25,7 @@ import httptools
 from leadline.protocol.errors import RequestError
 
 if TYPE_CHECKING:
-    from leadline.gateway.proxy.server_protocol import ServerProtocol
+    from leadline.gateway.proxy.request_reader import RequestReader
 
 __all__ = ["BodyTooLarge", "ClientGone", "Exchange", "SlowRequest", "too_large", "whole_answer"]
 
@@ -97,7 +97,7 @@ class Exchange:
 
     def __init__(
         self,
-        connection: "ServerProtocol",
+        connection: "RequestReader",
         method: bytes,
         target: bytes,
         headers: Headers,

@@ -4,9 +4,9 @@ Room: gateway/proxy. uvicorn keeps the sockets, the lifespan and the shutdown; b
 handler stands this class alone, because an ASGI server's messages, events and scopes cost a small request as
 much as routing it does.
 
-    bytes ─▶ httptools ─▶ Exchange ─▶ app.respond(exchange) as a task ─▶ the next one of the connection
-                              ▲                 │
-                              └── connection lost: its task is cancelled (P9)
+    bytes ─▶ RequestReader ─▶ Exchange ─▶ app.respond(exchange) as a task ─▶ the next one of the connection
+                                  ▲                 │
+                                  └── connection lost: its task is cancelled (P9)
 
 Requests of one connection are answered one after the other. A client that pipelines is read no further than
 one waiting request; one that does not read its answers, no further than its socket. What clients must hold
@@ -23,19 +23,16 @@ import time
 from collections import deque
 from typing import Any
 
-import httptools
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from leadline.gateway.proxy.client_socket import ClientSocket
 from leadline.gateway.proxy.deadlines import Deadlines
 from leadline.gateway.proxy.exchange import Exchange, SlowRequest, whole_answer
+from leadline.gateway.proxy.request_reader import RequestReader
 from leadline.protocol.errors import RequestError, encode_error
 
 __all__ = ["ServerProtocol"]
 
-_HIGH_WATER = 256 << 10
-"""Bytes of a body that nobody has asked for yet, before the socket is left alone."""
 _LINGER = 3.0
 """Seconds for which the rest of a request that was answered already is thrown away."""
 _GRACE = 1.0
@@ -43,45 +40,25 @@ _GRACE = 1.0
 way, and a client cannot know that it was not read."""
 _FLUSH = 30.0
 """Seconds that a client gets to read the last answer of its connection."""
-_UPGRADE = frozenset((b"connection", b"upgrade", b"http2-settings"))
 logger = logging.getLogger("leadline.gateway")
 
 _JSON = [(b"content-type", b"application/json")]
 
 
-class _HeadTooLong(RequestError):
-    status = 431
-
-
-class _BadRequest(RequestError):
-    status = 400
-
-
-class ServerProtocol(ClientSocket):
+class ServerProtocol(RequestReader):
     """Give it to `uvicorn.Config(http=…)`. The application has `respond(exchange)`, which gives a coroutine,
     `settings` (ProxySettings) and `deadlines`."""
 
     __slots__ = (
         "_app",
         "_deadlines",
-        "_deaf",
-        "_ending",
         "_exchange",
-        "_header_bytes",
-        "_headers",
-        "_incoming",
-        "_last",
         "_lingering",
         "_loop",
-        "_open",
-        "_parser",
-        "_settings",
         "_state",
         "_task",
         "_timed",
         "_unsent",
-        "_url",
-        "_used",
         "_waiting",
         "_write_by",
     )
@@ -93,43 +70,23 @@ class ServerProtocol(ClientSocket):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__()
         if not config.loaded:
             config.load()
         app: Any = config.loaded_app
+        super().__init__(app.settings)
         self._app = app
-        self._settings = app.settings
         self._deadlines: Deadlines = app.deadlines
         self._state = server_state
         self._loop = _loop or asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
-        # A client may send more behind a request that says "close": it is ignored, the request is answered.
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
-
-        self._url = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._header_bytes = 0
-        self._open = False
-        """Of a request some bytes have come, and some are missing."""
         self._timed = False
-        """And the deadline of the connection is this request's."""
-        self._incoming: Exchange | None = None
-        """The request whose body is being read."""
+        """The deadline of the connection is that of a request that has come in part."""
         self._exchange: Exchange | None = None
         """The request that is being answered."""
         self._task: asyncio.Task[None] | None = None
         self._waiting: deque[Exchange] = deque()
         """Requests behind it."""
-        self._deaf = False
-        """Nothing that comes is of interest any more."""
-        self._last = False
-        """No request is taken behind those that have come."""
         self._lingering = False
         """The last answer was given, and its request comes on."""
-        self._used = False
-        """A request has come."""
-        self._ending = False
-        """The server stops; the next request is the last one."""
         self._write_by = 0.0
         """While writing is paused: when the client must have read some of what waits for it."""
         self._unsent = 0
@@ -141,21 +98,6 @@ class ServerProtocol(ClientSocket):
         super().connection_made(transport)
         self._state.connections.add(self)  # type: ignore[arg-type]
         self._deadlines.set(self, time.monotonic() + self._settings.keep_alive)
-
-    def data_received(self, data: bytes) -> None:
-        if self._deaf:
-            return
-        if self._open and self._incoming is None:
-            self._header_bytes += len(data)  # a line that does not end reaches no callback
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._decline_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserError as error:
-            self._refuse(error)
-            return
-        if self._open:
-            self._unfinished()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._state.connections.discard(self)
@@ -183,56 +125,20 @@ class ServerProtocol(ClientSocket):
         super().resume_writing()
         self._next()
 
-    # httptools
+    # RequestReader
 
-    def on_message_begin(self) -> None:
-        self._open = True
-        self._url = b""
-        self._headers = []
-        self._header_bytes = 0
+    def _unfinished(self) -> None:
+        """Its time runs, and its head is enough to begin with."""
+        if not self._timed and not self._lingering and not (self._ending and self._incoming is None):
+            self._timed = True
+            self._deadlines.set(self, time.monotonic() + self._settings.request_timeout)
+        if not self._waiting:
+            self._next()
 
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_bytes += len(name) + len(value)
-        if self._header_bytes > self._settings.max_header_bytes:
-            raise ValueError("headers are too long")
-        self._headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        parser = self._parser
-        if self._last or parser.should_upgrade():
-            return
-        modern = parser.get_http_version() == "1.1"
-        expects = False
-        for name, value in self._headers:
-            if name == b"expect":
-                expects = value.lower() == b"100-continue"
-        keep_alive = modern and parser.should_keep_alive() and not self._ending
-        self._used = True
-        self._last = not keep_alive
-        self._incoming = Exchange(
-            self,
-            parser.get_method(),
-            self._url,
-            self._headers,
-            keep_alive=keep_alive,
-            modern=modern,
-            expects=expects,
-        )
-
-    def on_body(self, data: bytes) -> None:
-        exchange = self._incoming
-        if exchange is not None and not exchange.finished and exchange.received(data) > _HIGH_WATER:
-            self._pause_reading()
-
-    def on_message_complete(self) -> None:
-        self._open = self._timed = False
-        exchange, self._incoming = self._incoming, None
+    def _arrived(self, exchange: Exchange | None) -> None:
+        self._timed = False
         if exchange is None:
             return
-        exchange.received_all()
         if exchange.finished:
             self._close()  # it was answered long before, and the rest was thrown away
         elif exchange is self._exchange:
@@ -242,6 +148,14 @@ class ServerProtocol(ClientSocket):
         else:
             self._waiting.append(exchange)
             self._pause_reading()
+
+    def _refused(self, fault: RequestError) -> None:
+        self._deaf = True
+        if self._incoming is not None:
+            self._incoming.failed(fault)
+            self._next()
+        else:
+            self._give_up(fault)
 
     # For exchanges
 
@@ -349,45 +263,6 @@ class ServerProtocol(ClientSocket):
             self._begin(self._incoming)
         if not self._waiting:
             self._resume_reading()
-
-    def _unfinished(self) -> None:
-        """A request that came in part: its time runs, and its head is enough to begin with."""
-        if self._header_bytes > self._settings.max_header_bytes:
-            self._refuse(ValueError("headers are too long"))
-            return
-        if not self._timed and not self._lingering and not (self._ending and self._incoming is None):
-            self._timed = True
-            self._deadlines.set(self, time.monotonic() + self._settings.request_timeout)
-        if not self._waiting:
-            self._next()
-
-    def _decline_upgrade(self, rest: bytes) -> None:
-        """No other protocol is spoken here, which a server says by ignoring the wish (RFC 9110 section 7.8).
-        The parser takes no body behind one: it gets the same request without it."""
-        method = self._parser.get_method()
-        if method == b"CONNECT":
-            self._refuse(ValueError("CONNECT is for proxies"))
-            return
-        lines = [b"%s %s HTTP/1.1" % (method, self._url)]
-        lines += [b"%s: %s" % pair for pair in self._headers if pair[0] not in _UPGRADE]
-        self._parser = httptools.HttpRequestParser(self)
-        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
-
-    def _refuse(self, error: Exception) -> None:
-        """What came is not HTTP, or too much of it."""
-        if self._header_bytes > self._settings.max_header_bytes:
-            fault: RequestError = _HeadTooLong(
-                f"the headers are longer than the limit of {self._settings.max_header_bytes} bytes",
-                code="headers_too_large",
-            )
-        else:
-            fault = _BadRequest(f"this is not a valid HTTP request: {error}", code="invalid_http")
-        self._deaf = True
-        if self._incoming is not None:
-            self._incoming.failed(fault)
-            self._next()
-        else:
-            self._give_up(fault)
 
     def _give_up(self, fault: RequestError) -> None:
         """Answer what never became a request, and close. Answers in front of it are given first."""
