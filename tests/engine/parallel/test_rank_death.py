@@ -177,12 +177,12 @@ def test_a_rank_that_fails_alone_while_loading_is_named(
 ):
     only_workers_run(f"""
         import torch
-        import leadline.engine.runner.build as build
+        import leadline.engine.runner.assemble as assemble
 
         def allocate_kv(*args):
             {action}
 
-        build.allocate_kv = allocate_kv
+        assemble.allocate_kv = allocate_kv
     """)
     with pytest.raises(error, match=message):
         ranks.core(2, tiny, cpu_kv_bytes=1 << 22)

@@ -10,7 +10,9 @@
     prefill_graphs.py  steps of one chunk
     model_runner.py  ModelRunner: launch(plan) → handle
     parallel/        several ranks behind one runner
-    build.py         device, dtype, context length and pool size of an EngineConfig; the runner itself
+    assemble.py      a model, a backend and a cache to a runner and its graphs
+    pool_size.py     the size of the KV pool, by running the largest step
+    build.py         device, dtype and context length of an EngineConfig; the runner itself
 
 Preparation (`InputBuilder.build`) and computation (`ModelRunner.compute`) are apart: the second touches
 nothing but tensors, so that a decode step can be captured and replayed over static buffers.

@@ -1,28 +1,25 @@
-"""From an EngineConfig to a runner: device, dtype, weights, context length, pool size."""
+"""From an EngineConfig to a runner: device, dtype, weights, context length."""
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
-from leadline.engine.attention import AttentionSpec, make_backend
 from leadline.engine.config import EngineConfig
-from leadline.engine.core.plan import NewSeq, StepPlan, StepRow
-from leadline.engine.errors import ConfigError, OutOfMemory
+from leadline.engine.errors import ConfigError
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.base import CausalLM
 from leadline.engine.models.config import ModelConfig
-from leadline.engine.models.fp8 import FP8, check_fp8_linear, has_fp8
+from leadline.engine.models.fp8 import check_fp8_linear, has_fp8
 from leadline.engine.models.loader import load_model
 from leadline.engine.progress import ReportStage, no_report
-from leadline.engine.runner.memory import block_bytes, fit_context, gpu_kv_bytes, out_of_memory_is_typed
-from leadline.engine.runner.model_runner import ModelRunner, allocate_kv
-from leadline.engine.sampling_params import SamplingParams
+from leadline.engine.runner.assemble import make_graphs, make_runner
+from leadline.engine.runner.memory import out_of_memory_is_typed
+from leadline.engine.runner.model_runner import ModelRunner
+from leadline.engine.runner.pool_size import size_pool
 
 if TYPE_CHECKING:
     from leadline.engine.models.parallel import TensorParallel
@@ -32,9 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["build_runner", "build_shard", "resolve_context", "resolve_device", "resolve_dtype"]
 
 logger = logging.getLogger("leadline.engine.runner")
-
-_BYTES_A_GRAPH = 2 << 20
-"""Of a graph itself; the pool and buffers that all of them share are measured."""
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
@@ -80,11 +74,6 @@ def check_fp8(config: EngineConfig, dtype: torch.dtype, device: torch.device, *,
             "kv_cache_dtype 'fp8' needs a GPU that converts FP8 (compute capability 8.9 or more: Ada, Hopper "
             "and later)"
         )
-
-
-def kv_dtype(config: EngineConfig, model: CausalLM) -> torch.dtype:
-    """What the KV cache holds."""
-    return FP8 if config.kv_cache_dtype == "fp8" else model.dtype
 
 
 def set_cpu_threads(config: EngineConfig) -> None:
@@ -157,10 +146,10 @@ def build_shard(
                 fp8_kv=config.kv_cache_dtype == "fp8",
             )
     report("sizing the KV cache", None, "")
-    num_blocks, length = _size_pool(config, model, length, device, group)
+    num_blocks, length = size_pool(config, model, length, device, group)
     with out_of_memory_is_typed(config, "while allocating the KV cache"):
-        runner = _make_runner(config, model, num_blocks, length, device)
-    if _wants_graphs(config):
+        runner = make_runner(config, model, num_blocks, length, device)
+    if not config.enforce_eager:
         if device.type == "cuda":
             report("capturing CUDA graphs", None, "")
         with out_of_memory_is_typed(config, "while capturing CUDA graphs"):
@@ -184,21 +173,8 @@ def _collectives(
     )
 
 
-def _agree(group: RankGroup | None) -> Callable[[bool], bool]:
-    """What all ranks say: ranks that captured different graphs would wait for each other for ever."""
-    return bool if group is None else lambda opinion: bool(group.least(opinion))
-
-
-def _wants_graphs(config: EngineConfig) -> bool:
-    return not config.enforce_eager
-
-
-def _longest_chunk(config: EngineConfig, length: int) -> int:
-    return min(config.max_num_batched_tokens, config.prefill_chunk or length, length)
-
-
 def _capture(config: EngineConfig, runner: ModelRunner, group: RankGroup | None) -> None:
-    graphs = runner.make_graphs(_longest_chunk(config, runner.max_model_len), _agree(group))
+    graphs = make_graphs(config, runner, runner.max_model_len, group)
     if graphs is None:
         return
     report = graphs.capture()
@@ -212,128 +188,3 @@ def _capture(config: EngineConfig, runner: ModelRunner, group: RankGroup | None)
         report.seconds,
         report.bytes / 2**20,
     )
-
-
-def _size_pool(
-    config: EngineConfig, model: CausalLM, length: int, device: torch.device, group: RankGroup | None
-) -> tuple[int, int]:
-    size = block_bytes(model, config.block_size, kv_dtype(config, model))
-    if config.num_kv_blocks is not None:
-        num_blocks = config.num_kv_blocks
-    elif device.type == "cpu":
-        num_blocks = config.cpu_kv_bytes // config.tensor_parallel // size
-    else:
-        with out_of_memory_is_typed(config, "in the profile run of the largest step"):
-            available = gpu_kv_bytes(config, device, lambda: _profile(config, model, length, device))
-            if _wants_graphs(config):
-                available -= _graph_bytes(config, model, length, device, group)
-        if available < size:
-            total = torch.cuda.mem_get_info(device)[1]
-            need = (size - available) / total
-            raise OutOfMemory(
-                "weights and activations leave no room for the KV cache at gpu_memory_utilization "
-                f"{config.gpu_memory_utilization:g}: {-available / 2**20:,.0f} MiB too little. Raise it by "
-                f"at least {need:.2f}, lower max_num_batched_tokens (now "
-                f"{config.max_num_batched_tokens:,}) or max_concurrent_requests (now "
-                f"{config.max_concurrent_requests:,}); max_model_len (now {length:,}) decides how much "
-                "cache one sequence needs"
-            )
-        num_blocks = available // size
-    if group is not None:
-        num_blocks = group.least(num_blocks)
-    return num_blocks, fit_context(config, length, num_blocks, size, device)
-
-
-def _backend_name(config: EngineConfig, device: torch.device) -> str:
-    """flash-attn reads no FP8 cache."""
-    choose = config.attention_backend == "auto" and config.kv_cache_dtype == "fp8" and device.type == "cuda"
-    return "triton" if choose else config.attention_backend
-
-
-def _make_runner(
-    config: EngineConfig, model: CausalLM, num_blocks: int, length: int, device: torch.device
-) -> ModelRunner:
-    spec = AttentionSpec(
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        block_size=config.block_size,
-        scale=model.head_dim**-0.5,
-        dtype=model.dtype,
-        device=device,
-        max_rows=config.max_concurrent_requests,
-        max_model_len=length,
-    )
-    return ModelRunner(
-        model,
-        make_backend(_backend_name(config, device), spec),
-        allocate_kv(model, num_blocks, config.block_size, device, kv_dtype(config, model)),
-        block_size=config.block_size,
-        max_slots=config.max_concurrent_requests,
-        max_model_len=length,
-        device=device,
-    )
-
-
-def _profile(config: EngineConfig, model: CausalLM, length: int, device: torch.device) -> None:
-    """One step of max_num_batched_tokens tokens with every row sampled the most expensive way.
-
-    All layers share one layer's cache: the step's own tokens are all it has to hold.
-    """
-    budget, size, rows = config.max_num_batched_tokens, config.block_size, config.max_concurrent_requests
-    longest = min(length, config.prefill_chunk or length)
-    num_long = min(-(-budget // longest), rows)
-    counts = [1] * (rows - num_long)
-    rest = budget - len(counts)
-    for _ in range(num_long):
-        counts.append(max(1, min(rest, longest)))
-        rest -= counts[-1]
-    counts.sort()
-    needs = [-(-count // size) for count in counts]
-    one_layer = _OneLayerView(model)
-    runner = _make_runner(config, one_layer, sum(needs), length, device)
-    runner.model, runner.kv_cache = model, runner.kv_cache * model.num_layers
-    plan, first = StepPlan(0), 0
-    # The sampling of every feature at once peaks highest: float32 logits, a sort, noise, counts.
-    sampling = SamplingParams(temperature=1.0, top_p=0.9, logprobs=config.max_logprobs)
-    for slot, (count, need) in enumerate(zip(counts, needs, strict=True)):
-        blocks = list(range(first, first + need))
-        first += need
-        plan.entered.append(NewSeq(slot, slot, [0] * count, count, sampling, slot, blocks))
-        plan.rows.append(StepRow(slot, 0, count, True))
-    runner.launch(plan).wait()
-
-
-def _graph_bytes(
-    config: EngineConfig, model: CausalLM, length: int, device: torch.device, group: RankGroup | None
-) -> int:
-    """Device memory that graphs will take: the largest are captured for real, and show what the pool that
-    all of them share needs."""
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    before = torch.cuda.mem_get_info(device)[0]
-    runner = _make_runner(config, _OneLayerView(model), 1, length, device)
-    runner.model, runner.kv_cache = model, runner.kv_cache * model.num_layers
-    graphs = runner.make_graphs(_longest_chunk(config, length), _agree(group))
-    need = 0
-    if graphs is not None:
-        graphs.capture(everything=False)
-        need = before - torch.cuda.mem_get_info(device)[0]
-        need += _BYTES_A_GRAPH * (len(graphs.sizes) + 2 * len(graphs.prefill.lengths))
-    del graphs, runner
-    gc.collect()
-    torch.cuda.empty_cache()
-    return max(need, 0)
-
-
-class _OneLayerView:
-    """A model's shapes with a single layer, to allocate one layer's cache."""
-
-    num_layers = 1
-
-    def __init__(self, model: CausalLM) -> None:
-        self.num_heads = model.num_heads
-        self.num_kv_heads = model.num_kv_heads
-        self.head_dim = model.head_dim
-        self.vocab_size = model.vocab_size
-        self.dtype = model.dtype
