@@ -16,8 +16,9 @@ from collections.abc import Callable
 import torch
 
 from leadline.engine.models import triton_ops
+from leadline.engine.models.skinny_shapes import Shape
 from leadline.engine.models.triton_gemv import gemv
-from leadline.engine.models.triton_skinny import Shape, Workspace, skinny
+from leadline.engine.models.triton_skinny import Workspace, skinny
 
 LAYERS = 24
 COPY_RATE = 4.28e12

@@ -14,7 +14,8 @@ from gpu_models import SHAPES, write_model
 from leadline.engine import LLM, SamplingParams
 from leadline.engine.core.plan import NewSeq, StepPlan, StepRow
 from leadline.engine.models.fp8 import quantize_rows
-from leadline.engine.models.triton_skinny import Shape, Workspace, skinny
+from leadline.engine.models.skinny_shapes import Shape
+from leadline.engine.models.triton_skinny import Workspace, skinny
 
 pytestmark = pytest.mark.gpu
 
