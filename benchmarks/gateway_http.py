@@ -14,15 +14,15 @@ tokens must render and tokenize:
     CPU           processor time of the router's processes a request, at 64 connections: says more than
                   requests/s where other programs share the machine
 
-Then streams: `--streams` clients at once read `--pieces` chunks each from a mock engine (asyncio, one chunk
-every 50 ms), all of which must arrive; between two chunks (ITL), p50 and p99. Leadline runs with its default
-policy (prefix), with --model FOLDER also with that model's tokenizer; the others with their cache-aware one.
+Then streams (gateway_streams.py): `--streams` clients at once read `--pieces` chunks each from a mock engine
+(asyncio, one chunk every 50 ms), all of which must arrive; between two chunks (ITL), p50 and p99. Leadline
+runs with its default policy (prefix), with --model FOLDER also with that model's tokenizer; the others with
+their cache-aware one.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -40,20 +40,11 @@ from typing import Any
 
 import psutil
 
+from gateway_streams import BODY, MODELS
 from record import record
 
 HERE = Path(__file__).resolve()
 FIRST_PORT = 18200
-BODY = json.dumps(
-    {
-        "model": "m",
-        "messages": [
-            {"role": "system", "content": "You are a helpful assistant."},
-            {"role": "user", "content": "What is the capital of France?"},
-        ],
-        "max_tokens": 8,
-    }
-)
 ANSWER = json.dumps(
     {
         "id": "chatcmpl-1",
@@ -70,7 +61,6 @@ ANSWER = json.dumps(
         "usage": {"prompt_tokens": 31, "completion_tokens": 8, "total_tokens": 39},
     }
 )
-MODELS = '{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"mock"}]}'
 NGINX = """
 worker_processes 1; pid %(folder)s/nginx.pid; error_log %(folder)s/nginx.log; daemon off;
 events { worker_connections 4096; }
@@ -188,99 +178,6 @@ def measure(targets: list[Target], rounds: int, seconds: float, script: Path) ->
         print(f"round {number + 1} of {rounds} done", file=sys.stderr, flush=True)
 
 
-# -- streams -------------------------------------------------------------------------------------------------
-
-
-class StreamingMock(asyncio.Protocol):
-    """Answers every POST with a stream of chunks, anything else with an empty list of models."""
-
-    pieces = 40
-    interval = 0.05
-
-    def __init__(self) -> None:
-        self._data = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport: Any = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._data += data
-        head, blank, body = self._data.partition(b"\r\n\r\n")
-        found = re.search(rb"content-length: (\d+)", head.lower())
-        if not blank or len(body) < int(found[1] if found else 0):
-            return
-        self._data = b""
-        if not head.startswith(b"POST"):
-            text = MODELS.encode()
-            self._transport.write(
-                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
-                % (len(text), text)
-            )
-            return
-        self._transport.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-        )
-        self._piece(0)
-
-    def _piece(self, number: int) -> None:
-        if self._transport.is_closing():
-            return
-        last = number == self.pieces
-        chunk = {"id": "c", "choices": [{"index": 0, "delta": {"content": f" {number}"}}]}
-        text = b"data: " + (b"[DONE]" if last else json.dumps(chunk).encode()) + b"\n\n"
-        self._transport.write(b"%x\r\n%s\r\n" % (len(text), text) + (b"0\r\n\r\n" if last else b""))
-        if not last:
-            asyncio.get_running_loop().call_later(self.interval, self._piece, number + 1)
-
-
-async def serve_streams(port: int, pieces: int) -> None:
-    StreamingMock.pieces = pieces
-    server = await asyncio.get_running_loop().create_server(StreamingMock, "127.0.0.1", port, backlog=4096)
-    await server.serve_forever()
-
-
-async def read_streams(url: str, streams: int, pieces: int) -> dict[str, float]:
-    """All at once; gaps between chunks in ms."""
-    host, _, port = url.removeprefix("http://").partition(":")
-    body = json.dumps({**json.loads(BODY), "stream": True}).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    request = head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
-    gaps: list[float] = []
-    firsts: list[float] = []
-
-    async def one() -> bool:
-        reader, writer = await asyncio.open_connection(host, int(port))
-        try:
-            began = last = time.perf_counter()
-            writer.write(request)
-            seen, text = 0, b""
-            while b"data: [DONE]" not in text:
-                data = await reader.read(65536)
-                if not data:
-                    return False
-                now = time.perf_counter()
-                text += data
-                count = text.count(b"data: ")
-                if count > seen:
-                    (gaps if seen else firsts).append((now - (last if seen else began)) * 1000)
-                    last, seen = now, count
-            return text.count(b"data: ") == pieces + 1
-        finally:
-            writer.close()
-
-    whole = await asyncio.gather(*[one() for _ in range(streams)])
-    ordered = sorted(gaps)
-    return {
-        "whole": sum(whole),
-        "first_p50": statistics.median(firsts),
-        "itl_p50": statistics.median(ordered),
-        "itl_p99": ordered[int(0.99 * (len(ordered) - 1))],
-    }
-
-
-# -- the run -------------------------------------------------------------------------------------------------
-
-
 def commands(
     given: argparse.Namespace, engines: list[str], first_port: int
 ) -> dict[str, tuple[list[str], str]]:
@@ -338,15 +235,7 @@ def main() -> None:
     parser.add_argument("--model", help="model folder: measure with its tokenizer as well")
     parser.add_argument("--distinct", action="store_true", help="no two requests with the same prompt")
     parser.add_argument("--no-record", action="store_true", help="leave benchmarks/results.jsonl alone")
-    parser.add_argument("--mock", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--read", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.mock:
-        asyncio.run(serve_streams(given.mock, given.pieces))
-        return
-    if given.read:
-        print(json.dumps(asyncio.run(read_streams(given.read, given.streams, given.pieces))))
-        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         small(given, folder)
@@ -392,18 +281,19 @@ def small(given: argparse.Namespace, folder: Path) -> None:
 def streams(given: argparse.Namespace, folder: Path) -> None:
     ports = [FIRST_PORT + offset for offset in (3, 4)]
     engines = [f"127.0.0.1:{port}" for port in ports]
-    self_command = [sys.executable, str(HERE), f"--pieces={given.pieces}", f"--streams={given.streams}"]
+    script = str(HERE.with_name("gateway_streams.py"))
+    options = [f"--pieces={given.pieces}", f"--streams={given.streams}"]
     print(f"{given.streams} streams at once:")
     with contextlib.ExitStack() as stack:
         for port in ports:
-            stack.enter_context(running([*self_command, f"--mock={port}"], folder / f"mock-{port}.log"))
+            command = [sys.executable, script, "mock", str(port), *options]
+            stack.enter_context(running(command, folder / f"mock-{port}.log"))
         direct = Target("direct", f"http://{engines[0]}")
         wait_for_answer(direct.url, folder / f"mock-{ports[0]}.log")
         targets = [direct, *start(stack, commands(given, engines, FIRST_PORT + 40), folder)]
         for target in targets:
-            done = subprocess.run(
-                [*self_command, f"--read={target.url}"], capture_output=True, text=True, check=True
-            )
+            command = [sys.executable, script, "read", target.url, *options]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
             got = json.loads(done.stdout)
             print(
                 f"{target.name:34}{got['whole']:4.0f} whole, first chunk p50 {got['first_p50']:6.1f} ms, "
