@@ -59,27 +59,29 @@ def _launch(x: torch.Tensor, tokens: int) -> dict[str, bool]:
     return {"PDL": True, "launch_pdl": True} if x.is_cuda and tokens <= _PDL_TOKENS else {"PDL": False}
 
 
-def _norm_warps(width: int) -> int:
-    return 4 if width <= 2048 else 8
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See `models.ops.rms_norm`; x [T, hidden], contiguous."""
-    out = torch.empty_like(x)
-    width = x.shape[-1]
-    if x.shape[0]:
-        _rms_norm_kernel[(x.shape[0],)](
+def _norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float, *, add: bool
+) -> None:
+    rows, width = x.shape[0], x.shape[-1]
+    if rows:
+        _rms_norm_kernel[(rows,)](
             x,
-            x,
+            residual,
             weight,
             out,
             eps,
             width,
             triton.next_power_of_2(width),
-            False,
-            num_warps=_norm_warps(width),
-            **_launch(x, x.shape[0]),
+            add,
+            num_warps=4 if width <= 2048 else 8,
+            **_launch(x, rows),
         )
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See `models.ops.rms_norm`; x [T, hidden], contiguous."""
+    out = torch.empty_like(x)
+    _norm(x, x, weight, out, eps, add=False)
     return out
 
 
@@ -87,20 +89,7 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `models.ops.add_rms_norm`. Both arguments, contiguous, are overwritten by the results."""
-    width = x.shape[-1]
-    if x.shape[0]:
-        _rms_norm_kernel[(x.shape[0],)](
-            x,
-            residual,
-            weight,
-            x,
-            eps,
-            width,
-            triton.next_power_of_2(width),
-            True,
-            num_warps=_norm_warps(width),
-            **_launch(x, x.shape[0]),
-        )
+    _norm(x, residual, weight, x, eps, add=True)
     return x, residual
 
 
