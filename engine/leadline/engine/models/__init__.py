@@ -5,8 +5,11 @@
     families.py  what sets Llama, Mistral, Qwen2 and Qwen3 apart, as data
     base.py      the contract with the runner: CausalLM, AttentionFn
     decoder.py   the one decoder; layers.py its parts, ops.py its element-wise operations, rope.py its tables
+    few_rows.py  steps of 1 to 64 rows on CUDA by fused products: triton_gemv.py, triton_skinny.py with
+                 skinny_shapes.py; triton_ops.py is ops.py on CUDA
+    fp8.py       weights and cache in e4m3: triton_fp8.py, kv_scales.py
     loader.py    `load_model`: safetensors, each rank reading only its part, one tensor at a time
-    parallel.py  a rank's place in its tensor-parallel group
+    parallel.py  a rank's place in its tensor-parallel group; interleave.py: its sums beside products
 
 This package imports no torch; `leadline.engine.models.loader` does.
 """

@@ -31,7 +31,7 @@ __all__ = ["FewRows"]
 
 _LARGEST = 8 << 20
 """Elements of a weight up to which 2 and more rows are taken where it is a rank's part or in FP8: cuts of
-larger ones are tuned for whole weights of 16 bits (triton_skinny.py). A step of 32 rows with FP8 weights took
+larger ones are tuned for whole weights of 16 bits (skinny_shapes.py). A step of 32 rows with FP8 weights took
 1.41 ms for the 0.6B shape, 1.74 by the plain layers; 7.0 ms for 8B, 4.6 by the plain layers (H200)."""
 
 
