@@ -5,8 +5,7 @@
 
 It listens on a unix socket in a directory of mode 0700 (or on a loopback port), wants a random password, and
 keeps nothing on disk. It cannot outlive its owner: `stop` ends it, and should the owner be killed, the kernel
-does (PR_SET_PDEATHSIG on Linux). That signal follows the *thread* that called `start`: call it from one that
-lives as long as the server shall, such as the main thread.
+does (death_signal.py): call `start` from a thread that lives as long as the server shall.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from leadline.cli.death_signal import ends_with_us
 from leadline.protocol.errors import LeadlineError
 
 __all__ = ["EmbeddedValkey", "ValkeyError", "find_server"]
@@ -34,17 +33,6 @@ __all__ = ["EmbeddedValkey", "ValkeyError", "find_server"]
 _MAX_SOCKET_PATH = 90
 _ATTEMPTS = 5
 """At a free port: another process may take it between our looking and the server's binding."""
-
-# exec keeps the death signal. It is asked for in the child, after the fork, and before anything can go wrong
-# in between: a parent that died meanwhile is noticed by its number.
-_EXEC = """
-import ctypes, os, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 class ValkeyError(LeadlineError):
@@ -162,7 +150,7 @@ class EmbeddedValkey:
         (self._directory / "socket").unlink(missing_ok=True)
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _EXEC, str(os.getpid()), str(executable), "-"],
+                ends_with_us([str(executable), "-"]),
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -1,9 +1,9 @@
 """One child process in a process group of its own, that cannot outlive us.
 
-Three things end what we start: `stop` and `kill`; our own death, whatever its kind, by PR_SET_PDEATHSIG (it
-follows the thread that starts the child: start children from the main thread); and when the child ends, a
-SIGKILL for whatever is left in its group. Its output, both streams as one, is read line by line: handed on,
-and the last lines kept, because they say why it died.
+Three things end what we start: `stop` and `kill`; our own death, whatever its kind, by death_signal.py (start
+children from the main thread); and when the child ends, a SIGKILL for whatever is left in its group. Its
+output, both streams as one, is read line by line: handed on, and the last lines kept, because they say why it
+died.
 """
 
 from __future__ import annotations
@@ -13,27 +13,17 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+
+from leadline.cli.death_signal import ends_with_us
 
 __all__ = ["ERROR_PREFIX", "Child", "ending"]
 
 _KEPT_LINES = 40
 ERROR_PREFIX = "leadline: "
 """What our own command line puts before the one line that says what went wrong."""
-
-# The signal is asked for in the child, before exec, which keeps it; a parent that died before is noticed by
-# its number. SIGKILL, since a stopped or hanging process must go as well.
-_EXEC = """
-import ctypes, os, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 class Child:
@@ -46,7 +36,7 @@ class Child:
         self._heard = heard
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _EXEC, str(os.getpid()), *command],
+            ends_with_us(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
