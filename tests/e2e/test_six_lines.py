@@ -176,6 +176,24 @@ def test_a_model_in_a_claim_that_a_job_fills_is_served_under_any_name(claimed: I
         assert "Paris" in ask(claimed.gateway, name)
 
 
+def test_a_folder_that_the_container_has_is_served(claimed: Installed) -> None:
+    """`file://`. The folder comes from the claim, as if an image had brought it."""
+    volume = {"name": "more", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
+    mount = {"name": "more", "mountPath": "/srv/models", "readOnly": True}
+    pod = {"volumes": [volume], "containers": [{"name": "engine", "volumeMounts": [mount]}]}
+    spec = {
+        "model": "file:///srv/models/smollm2",
+        "accelerator": {"type": "cpu"},
+        "engine": {"maxModelLen": 256},
+        "podTemplate": {"spec": pod},
+    }
+    service = {"apiVersion": "serving.leadline.io/v1alpha1", "kind": "InferenceService", "spec": spec}
+    claimed.namespace.apply([{**service, "metadata": {"name": "folder"}}])
+    until_ready(claimed, "folder")
+    assert "Paris" in ask(claimed.gateway, "folder")
+    claimed.namespace.kubectl("delete", "isvc", "folder", "--wait=true")
+
+
 def test_a_rollout_of_engines_cuts_no_stream(claimed: Installed) -> None:
     """Row P8: a pod that is to go gets no new requests, and finishes those that it has."""
     namespace, selector = claimed.namespace, "serving.leadline.io/service=from-claim"

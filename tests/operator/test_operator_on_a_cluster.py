@@ -89,7 +89,8 @@ def test_six_lines_become_pods_that_serve_and_a_delete_leaves_nothing(
             one["reason"] for one in cluster.items("events") if one["involvedObject"]["name"] == "tiny"
         }
         assert {"CreatingPods", "Ready"} <= reasons
-    # The operator is down: owner references still clean up (P6).
+    # The operator is down and a child is gone already: owner references still clean up (P6).
+    cluster.kubectl("delete", "deploy", "tiny-engine")
     cluster.kubectl("delete", "isvc", "tiny")
     until(lambda: not cluster.items(f"pods,{CHILDREN}", "-l", "serving.leadline.io/service=tiny"))
 
@@ -281,6 +282,27 @@ def test_what_keeps_pods_from_serving_is_said_within_seconds_and_as_an_event(
         assert {(name, reason) for reason, name in names.items()} <= said
         assert "exit code 3: something broke" in cluster.ready("crashloop")["message"]
         assert "fault of the operator" not in process.text()
+
+
+def test_a_pod_whose_engine_has_limits_is_guaranteed_although_it_downloads(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    amounts = {"cpu": "100m", "memory": "64Mi"}
+    limited, plain = (service(name, model="hf://org/name") for name in ("limited", "plain"))
+    engine = limited["spec"]["podTemplate"]["spec"]["containers"][0]
+    engine["resources"] = {"requests": amounts, "limits": amounts}
+
+    def classes() -> dict[str, str]:
+        pods = cluster.items("pods")
+        return {
+            one["metadata"]["labels"]["serving.leadline.io/service"]: one["status"]["qosClass"]
+            for one in pods
+        }
+
+    with operator(cluster, tmp_path) as process:
+        cluster.apply(limited, plain)
+        until(lambda: len(classes()) == 2, explain=process.text)
+        assert classes() == {"limited": "Guaranteed", "plain": "BestEffort"}
 
 
 def test_a_node_that_turns_down_what_was_given_to_it_is_said(cluster: Cluster, tmp_path: Path) -> None:
