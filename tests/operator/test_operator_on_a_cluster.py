@@ -79,6 +79,11 @@ def test_six_lines_become_pods_that_serve_and_a_delete_leaves_nothing(
             "PersistentVolumeClaim",
             "ServiceAccount",
         }
+        fields = ("-l", "serving.leadline.io/service=tiny", "--show-managed-fields")
+        entries = [
+            one for child in cluster.items(CHILDREN, *fields) for one in child["metadata"]["managedFields"]
+        ]
+        assert {one["manager"] for one in entries if one["operation"] == "Apply"} == {"leadline-operator"}
         found = cluster.get("isvc", "tiny")
         assert found["status"]["url"] == "http://gw/v1"
         assert found["status"]["observedGeneration"] == found["metadata"]["generation"]
