@@ -5,6 +5,9 @@
         ...
     await engine.stop()
 
+More processes may share the core: `enlist` gives out a `Membership`, with which `AsyncEngine.join` makes an
+engine there. Its requests, tokenizer and numbers in flight are its own, the core's figures are everybody's.
+
 Everything here runs in one event loop's thread:
 
     generate ──validate──▶ Streams.open ──────Add──────▶ core process
@@ -24,28 +27,32 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from leadline.engine import wire
 from leadline.engine.config import EngineConfig
 from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.core_client import DEFAULT_FACTORY, CoreClient
-from leadline.engine.errors import EngineDead, LeadlineError, UnsupportedModel
+from leadline.engine.core_link import CoreLink
+from leadline.engine.errors import EngineDead, LeadlineError
 from leadline.engine.frontend.output_processor import OutputProcessor
 from leadline.engine.frontend.validation import RequestBuilder
 from leadline.engine.messages import CoreRequest, PriorityClass
-from leadline.engine.models.config import ModelConfig, load_model_config
+from leadline.engine.model_texts import ModelTexts
+from leadline.engine.models.config import ModelConfig
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.sampling_params import SamplingParams
 from leadline.engine.streams import Streams, Taker
+from leadline.engine.warmup import WarmupReport, warm_up
 from leadline.protocol.openai.service import PrefixChain
-from leadline.protocol.text.bundle import bundle_digest, encode_bundle
+from leadline.protocol.text.bundle import bundle_digest
 from leadline.protocol.text.chat import ChatRenderer
 from leadline.protocol.text.prompts import PromptInput, prompt_token_ids
 from leadline.protocol.text.tokenizer import Tokenizer
 
-__all__ = ["AsyncEngine", "WarmupReport"]
+__all__ = ["AsyncEngine", "Membership", "WarmupReport"]
 
 logger = logging.getLogger("leadline.engine")
 
@@ -55,38 +62,15 @@ ProgressFn = Callable[[wire.Progress], None]
 CacheChangeFn = Callable[[wire.CacheChange], None]
 
 
-@dataclass(slots=True)
-class WarmupReport:
-    prompts: int
-    prompt_tokens: int
-    cached_tokens: int
-    """Tokens that were in the cache already."""
-    seconds: float
+class Membership(msgspec.Struct, frozen=True):
+    """What another process needs to take part in a running engine (`AsyncEngine.join`)."""
 
-
-@dataclass(slots=True)
-class _Texts:
-    """What the API process needs of a model folder."""
-
-    tokenizer: Tokenizer
-    renderer: ChatRenderer
-    model_config: ModelConfig
-    bundle: bytes
-
-    @classmethod
-    def load(cls, path: str) -> _Texts:
-        tokenizer = Tokenizer.load(path)
-        _ = tokenizer.pieces.longest  # computed over the whole vocabulary on first use: not in a request
-        renderer = ChatRenderer(tokenizer.chat_templates, tokenizer.special_tokens)
-        return cls(tokenizer, renderer, load_model_config(path), _bundle_of(tokenizer))
-
-
-def _bundle_of(tokenizer: Tokenizer) -> bytes:
-    try:
-        return encode_bundle(tokenizer)
-    except UnsupportedModel as error:
-        logger.warning("gateways without model files will match by text: %s", error)
-        return b""
+    directory: str
+    """Of the core's sockets."""
+    client: int
+    """The number under which the core knows it."""
+    resolved: wire.Resolved
+    ready: wire.Ready
 
 
 class AsyncEngine:
@@ -95,7 +79,7 @@ class AsyncEngine:
     tokenizer_bundle and tokenizer_digest (for gateways; empty where there is none)."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Use `AsyncEngine.start`."""
+        """Use `AsyncEngine.start` or `AsyncEngine.join`."""
         self.config = config
         self.served_name = config.served_name or ""
         self.profile_dir = config.profile_dir
@@ -107,8 +91,9 @@ class AsyncEngine:
         self.renderer: ChatRenderer
         self.model_config: ModelConfig
         self.builder: RequestBuilder
-        self._client: CoreClient
+        self._client: CoreLink
         self._streams: Streams
+        self._found: tuple[wire.Resolved, wire.Ready]
         self._on_progress: ProgressFn | None = None
         self._on_cache_change: CacheChangeFn | None = None
         self._draining = False
@@ -133,7 +118,7 @@ class AsyncEngine:
         self = cls(config)
         self._on_progress = on_progress
         self._on_cache_change = on_cache_change
-        self._client = await CoreClient.start(
+        client = self._client = await CoreClient.start(
             config,
             on_message=self._on_message,
             factory=factory,
@@ -141,37 +126,71 @@ class AsyncEngine:
             cache_events=on_cache_change is not None,
         )
         try:
-            resolved = await self._client.resolved
-            self.served_name = config.served_name or resolved.model_id
-            if config.prefix_caching:
-                self.prefix_chain = PrefixChain(
-                    model=resolved.model_id, revision=resolved.revision, block_size=config.block_size
-                )
+            resolved = await client.resolved
             # The tokenizer loads while the core loads weights.
-            texts = await asyncio.to_thread(_Texts.load, resolved.path)
-            ready = await self._client.ready
-            self.tokenizer, self.renderer, self.model_config = (
-                texts.tokenizer,
-                texts.renderer,
-                texts.model_config,
-            )
-            if texts.bundle:
-                self.tokenizer_bundle = texts.bundle
-                self.tokenizer_digest = bundle_digest(texts.bundle)
-            self.max_model_len = ready.max_model_len
-            self.builder = RequestBuilder(
-                config,
-                self.model_config,
-                self.tokenizer,
-                ready.max_model_len,
-                ready.num_kv_blocks * config.block_size,
-            )
-            self._streams = Streams(OutputProcessor(self.tokenizer), self._send_abort)
-            self._client.dead.add_done_callback(self._on_death)
+            texts = await asyncio.to_thread(ModelTexts.load, resolved.path)
+            self._set_up(resolved, await client.ready, texts)
+        except BaseException:
+            await client.stop()
+            raise
+        return self
+
+    @classmethod
+    async def join(cls, config: EngineConfig, member: Membership) -> AsyncEngine:
+        """Take part in an engine that another process started with `config`; returns once the core knows of
+        it. That process says when the core is gone (`note_death`): here nothing else tells."""
+        self = cls(config)
+        self._client = CoreLink(member.directory, member.client, on_message=self._on_message)
+        try:
+            self._client.listen()
+            texts = await asyncio.to_thread(ModelTexts.load, member.resolved.path)
+            self._set_up(member.resolved, member.ready, texts)
+            await self._client.heartbeat()
         except BaseException:
             await self._client.stop()
             raise
         return self
+
+    def _set_up(self, resolved: wire.Resolved, ready: wire.Ready, texts: ModelTexts) -> None:
+        config = self.config
+        self._found = resolved, ready
+        self.served_name = config.served_name or resolved.model_id
+        if config.prefix_caching:
+            self.prefix_chain = PrefixChain(
+                model=resolved.model_id, revision=resolved.revision, block_size=config.block_size
+            )
+        self.tokenizer, self.renderer, self.model_config = (
+            texts.tokenizer,
+            texts.renderer,
+            texts.model_config,
+        )
+        if texts.bundle:
+            self.tokenizer_bundle = texts.bundle
+            self.tokenizer_digest = bundle_digest(texts.bundle)
+        self.max_model_len = ready.max_model_len
+        self.builder = RequestBuilder(
+            config,
+            self.model_config,
+            self.tokenizer,
+            ready.max_model_len,
+            ready.num_kv_blocks * config.block_size,
+        )
+        self._streams = Streams(OutputProcessor(self.tokenizer), self._send_abort)
+        self._client.dead.add_done_callback(self._on_death)
+
+    def enlist(self) -> Membership:
+        """A place for another process; only in the one that started the core. Raises EngineDead."""
+        assert isinstance(self._client, CoreClient)
+        return Membership(self._client.directory, self._client.attach(), *self._found)
+
+    def dismiss(self, client: int) -> None:
+        """The process of that membership is gone: the core drops what it asked for."""
+        assert isinstance(self._client, CoreClient)
+        self._client.detach(client)
+
+    def note_death(self, reason: LeadlineError) -> None:
+        """The core is gone; every request ends with `reason`."""
+        self._client.note_death(reason)
 
     async def generate(
         self,
@@ -245,7 +264,7 @@ class AsyncEngine:
         self._client.check_alive()
         stream = self._streams.open(request, taker)
         try:
-            self._client.send(wire.Add(stream.children))
+            self._client.add(stream.children)
             async with contextlib.aclosing(stream.deltas()) as deltas:
                 async for delta in deltas:
                     yield delta
@@ -254,31 +273,7 @@ class AsyncEngine:
 
     async def warmup(self, prompts: Sequence[str | Sequence[int]], *, cache_salt: str = "") -> WarmupReport:
         """Compute the KV of prompts (one greedy token each), so that later requests find it cached."""
-        began = time.monotonic()
-        gate = asyncio.Semaphore(max(1, self.config.max_concurrent_requests // 2))
-        sampling = SamplingParams(max_tokens=1, temperature=0.0)
-
-        async def one(prompt: str | Sequence[int]) -> tuple[int, int]:
-            async with gate:
-                tokens = cached = 0
-                async for delta in self.generate(
-                    prompt, sampling, priority_class="batch", cache_salt=cache_salt
-                ):
-                    tokens, cached = delta.num_prompt_tokens, delta.num_cached_tokens
-                return tokens, cached
-
-        tasks = [asyncio.ensure_future(one(prompt)) for prompt in prompts]
-        try:
-            counts = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-        return WarmupReport(
-            prompts=len(counts),
-            prompt_tokens=sum(tokens for tokens, _ in counts),
-            cached_tokens=sum(cached for _, cached in counts),
-            seconds=time.monotonic() - began,
-        )
+        return await warm_up(self, prompts, cache_salt)
 
     @property
     def dead(self) -> asyncio.Future[LeadlineError]:
@@ -287,6 +282,8 @@ class AsyncEngine:
 
     @property
     def core_pid(self) -> int:
+        """Only in the process that started the core."""
+        assert isinstance(self._client, CoreClient)
         return self._client.pid
 
     @property

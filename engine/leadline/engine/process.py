@@ -1,11 +1,13 @@
 """The engine core in a process of its own: `python -m leadline.engine.process SOCKET_DIR`.
 
 Started by `core_client.CoreClient` as a fresh interpreter (never forked: torch threads and CUDA contexts do
-not survive a fork). It owns the EngineCore and its loop, and speaks `wire` messages over two ipc sockets in
-SOCKET_DIR.
+not survive a fork). It owns the EngineCore and its loop, and speaks `wire` messages over ipc sockets in
+SOCKET_DIR: one inbox, and an `Outbox` with a socket for each API process.
 
-    loop:   has work  → drain the inbox without blocking, one step, one Outputs message
+    loop:   has work  → drain the inbox without blocking, one step, one Outputs message an API process
             idle      → block on the inbox, at most one heartbeat long
+
+With overlap, a step returns once the next one is launched: the messages are encoded while the GPU computes.
 
 Its standard input is a pipe whose other end the parent holds and never writes to: end of file there means
 that the parent is gone, however it died, and the process leaves at once (a thread watches, so that a long
@@ -36,6 +38,7 @@ from leadline.engine.core.block_pool import PoolListener
 from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.errors import EngineError, LeadlineError, OutOfMemory, RequestError
 from leadline.engine.messages import CoreOutput, CoreRequest
+from leadline.engine.outbox import Outbox
 from leadline.engine.profiling import Phases
 from leadline.engine.profiling.desk import TraceDesk
 from leadline.engine.publisher.changes import CacheChanges
@@ -119,16 +122,11 @@ def main(argv: list[str] | None = None) -> int:
     threading.Thread(target=_exit_with_parent, args=(directory,), daemon=True, name="parent-watch").start()
 
     context = zmq.Context()
-    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    for socket in (inbox, outbox):
-        # No high-water mark: what is in flight is bounded by max_queued_requests and max_tokens, and a loop
-        # that blocked on a slow reader would stall every other request.
-        socket.set_hwm(0)
+    inbox = context.socket(zmq.PULL)
+    inbox.set_hwm(0)  # as the outbox's sockets, and for the same reason
     inbox.bind(f"ipc://{directory}/in")
-    outbox.connect(f"ipc://{directory}/out")
-
-    def send(message: wire.FromCore) -> None:
-        outbox.send(wire.encode(message))
+    outbox = Outbox(context, directory)
+    send = outbox.send
 
     status = 1
     try:
@@ -147,13 +145,13 @@ def main(argv: list[str] | None = None) -> int:
             changes = CacheChanges()
             core.listen(changes)
         phases: Phases = getattr(core, "phases", None) or Phases()
-        traces = TraceDesk(start.config.profile_dir, phases, send)
-        CoreLoop(core, inbox, send, traces, changes).run()
+        traces = TraceDesk(start.config.profile_dir, phases, outbox.answer)
+        CoreLoop(core, inbox, outbox, traces, changes).run()
         status = 0
     except Exception as error:
         _report_fatal(error, send)
     finally:
-        outbox.close(linger=2000)
+        outbox.close()
         inbox.close(linger=0)
         context.term()
     return status
@@ -167,7 +165,7 @@ class CoreLoop:
         self,
         core: Core,
         inbox: Any,
-        send: Callable[[wire.FromCore], None],
+        outbox: Outbox,
         traces: TraceDesk,
         changes: CacheChanges | None = None,
     ) -> None:
@@ -175,7 +173,7 @@ class CoreLoop:
         self._traces = traces
         self._changes = changes
         self._inbox = inbox
-        self._send = send
+        self._outbox = outbox
         self._running = True
         self._next_heartbeat = 0.0
         self._garbage = False
@@ -197,7 +195,7 @@ class CoreLoop:
                 self._send_cache_change()
                 if outputs:
                     self._garbage = True
-                    self._send(wire.Outputs(outputs))
+                    self._outbox.outputs(outputs)
             self._traces.look()
             now = time.monotonic()
             # A loop that has just gone idle says so at once, so that gauges do not show a stale "running".
@@ -205,7 +203,7 @@ class CoreLoop:
                 self._next_heartbeat = now + HEARTBEAT_SECONDS
                 self._send_cache_change()
                 speeds = core.speeds()
-                self._send(
+                self._outbox.broadcast(
                     wire.Heartbeat(
                         now, core.stats(), speeds.prefill_tokens_per_second, speeds.decode_step_seconds
                     )
@@ -213,7 +211,7 @@ class CoreLoop:
 
     def _send_cache_change(self) -> None:
         if self._changes is not None and (change := self._changes.take()) is not None:
-            self._send(change)
+            self._outbox.send(change)
 
     def _drain_inbox(self) -> None:
         while self._running:
@@ -225,16 +223,21 @@ class CoreLoop:
 
     def _handle(self, message: wire.ToCore) -> None:
         match message:
-            case wire.Add(requests):
-                for request in requests:
-                    self._add(request)
+            case wire.Add(requests, client):
+                if self._outbox.own(requests, client):
+                    for request in requests:
+                        self._add(request, client)
             case wire.Abort(request_ids):
-                for request_id in request_ids:
-                    self._core.abort(request_id)
+                self._abort(request_ids)
+            case wire.Attach(client):
+                self._outbox.attach(client)
+                self._next_heartbeat = 0.0  # it waits for one
+            case wire.Detach(client):
+                self._abort(self._outbox.detach(client))
             case wire.ResetPrefixCache(call_id):
                 dropped = self._core.reset_prefix_cache()
                 self._send_cache_change()
-                self._send(wire.Reply(call_id, dropped))
+                self._outbox.answer(wire.Reply(call_id, dropped))
             case wire.Profile():
                 self._traces.ask(message)
             case wire.Shutdown():
@@ -242,11 +245,17 @@ class CoreLoop:
             case wire.Start():
                 raise RuntimeError("Start sent twice")
 
-    def _add(self, request: CoreRequest) -> None:
+    def _abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self._core.abort(request_id)
+        self._outbox.disown(request_ids)
+
+    def _add(self, request: CoreRequest, client: int) -> None:
         try:
             self._core.add_request(request)
         except RequestError as error:
-            self._send(
+            self._outbox.disown([request.request_id])
+            self._outbox.send(
                 wire.Rejected(
                     request.request_id,
                     type(error).__name__,
@@ -254,7 +263,8 @@ class CoreLoop:
                     error.param,
                     error.code,
                     getattr(error, "retry_after", None),
-                )
+                ),
+                client,
             )
 
     def _collect_when_idle(self) -> None:

@@ -1,8 +1,11 @@
-"""The messages between an API process and its engine core process, as one tagged msgpack union each way.
+"""The messages between API processes and their engine core process, as one tagged msgpack union each way.
 
-    API process ── Start, Add, Abort, ResetPrefixCache, Profile, Shutdown ──▶ core process
+    API process ── Start, Add, Abort, ResetPrefixCache, Profile, Attach, Detach, Shutdown ──▶ core process
                 ◀── Progress, Resolved, Ready, Outputs, CacheChange, Rejected, Heartbeat, Reply, Profiled,
                     Fatal ──
+
+API processes are numbered: 0 started the core and alone hears Progress, Resolved, Ready, CacheChange and
+Fatal; what belongs to a request or a call goes to whoever asked; Heartbeat goes to all.
 
 Never pickled: a message that does not decode into one of these types is an error, not code.
 """
@@ -19,7 +22,9 @@ from leadline.engine.messages import CoreOutput, CoreRequest
 __all__ = [
     "Abort",
     "Add",
+    "Attach",
     "CacheChange",
+    "Detach",
     "Fatal",
     "FromCore",
     "Heartbeat",
@@ -35,10 +40,12 @@ __all__ = [
     "Shutdown",
     "Start",
     "ToCore",
+    "client_of",
     "decode_from_core",
     "decode_to_core",
     "encode",
     "error_from_kind",
+    "new_call_id",
 ]
 
 
@@ -54,6 +61,21 @@ class Start(msgspec.Struct, tag=True, frozen=True):
 
 class Add(msgspec.Struct, tag=True, frozen=True):
     requests: list[CoreRequest]
+    client: int = 0
+    """Number of the API process that hears of them."""
+
+
+class Attach(msgspec.Struct, tag=True, frozen=True):
+    """Begin to talk to another API process. Sent by process 0, as is Detach, so that the two keep their
+    order."""
+
+    client: int
+
+
+class Detach(msgspec.Struct, tag=True, frozen=True):
+    """An API process is gone: drop what it asked for. Its number is never used again."""
+
+    client: int
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
@@ -163,7 +185,7 @@ class Fatal(msgspec.Struct, tag=True, frozen=True):
     message: str
 
 
-ToCore = Start | Add | Abort | ResetPrefixCache | Profile | Shutdown
+ToCore = Start | Add | Abort | ResetPrefixCache | Profile | Attach | Detach | Shutdown
 FromCore = (
     Progress | Resolved | Ready | Outputs | CacheChange | Rejected | Heartbeat | Reply | Profiled | Fatal
 )
@@ -175,6 +197,17 @@ _from_core = msgspec.msgpack.Decoder(FromCore)
 encode = _encoder.encode
 decode_to_core = _to_core.decode
 decode_from_core = _from_core.decode
+
+_CALLS = 1 << 32
+
+
+def new_call_id(client: int, number: int) -> int:
+    """An id that says whose call it is: the `number`-th, counted from 0, of API process `client`."""
+    return client * _CALLS + number % _CALLS
+
+
+def client_of(call_id: int) -> int:
+    return call_id // _CALLS
 
 
 def error_from_kind(

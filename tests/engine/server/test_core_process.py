@@ -20,6 +20,7 @@ import pytest
 from leadline.engine import wire
 from leadline.engine.config import EngineConfig
 from leadline.engine.core_client import CoreClient
+from leadline.engine.core_link import CoreLink
 from leadline.engine.errors import ConfigError, EngineDead
 from leadline.engine.messages import CoreOutput, CoreRequest
 from leadline.engine.sampling_params import SamplingParams
@@ -50,6 +51,12 @@ class Inbox:
             while not condition(self.messages):
                 self._news.clear()
                 await self._news.wait()
+
+    async def until_true(self, condition: Callable[[], object]) -> None:
+        """For what no message here tells."""
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
 
     def tokens(self, request_id: str) -> list[int]:
         return [
@@ -140,6 +147,58 @@ async def test_an_idle_core_keeps_its_heartbeat_young_without_spinning() -> None
         after = core.cpu_times()
         assert len(beats) >= 4
         assert (after.user + after.system) - (before.user + before.system) < 0.25
+
+
+@asynccontextmanager
+async def joined(client: CoreClient) -> AsyncIterator[tuple[CoreLink, Inbox]]:
+    """Another API process's link to the core of `client`."""
+    inbox = Inbox()
+    link = CoreLink(client.directory, client.attach(), on_message=inbox)
+    link.listen()
+    try:
+        await asyncio.wait_for(link.heartbeat(), 20)
+        yield link, inbox
+    finally:
+        await link.stop()
+
+
+async def test_each_api_process_hears_of_its_own_requests_and_calls_alone() -> None:
+    async with running() as (client, first), joined(client) as (link, second):
+        client.add([request("a"), request("b", max_tokens=2)])
+        link.add([request("c"), request("d", REFUSE)])
+        await first.until(lambda _: first.finished() == {"a", "b"})
+        await second.until(lambda _: second.finished() == {"c"})
+        assert first.tokens("a") == second.tokens("c") == [100, 101, 102, 103]
+        assert not any(isinstance(message, wire.Rejected) for message in first.messages)
+        (refusal,) = [message for message in second.messages if isinstance(message, wire.Rejected)]
+        assert refusal.request_id == "d"
+        calls = asyncio.gather(client.reset_prefix_cache(), link.reset_prefix_cache())
+        assert await asyncio.wait_for(calls, 10) == [3, 3]
+        assert (await asyncio.wait_for(link.profile(1, None), 10)).code == "profiling_off"
+
+
+async def test_the_requests_of_a_detached_api_process_end() -> None:
+    async with running() as (client, first):
+        async with joined(client) as (link, second):
+            link.add([request("a", SLOW, max_tokens=1000)])
+            await second.until(lambda _: second.tokens("a"))
+        client.detach(link.client)
+        client.add([request("b", SLOW, max_tokens=3)])
+        await first.until(lambda _: "b" in first.finished())
+        assert client.last_stats is not None
+        await first.until_true(lambda: client.last_stats.running == 0)
+        assert first.tokens("a") == []
+
+
+async def test_what_a_detached_api_process_sent_late_is_not_begun() -> None:
+    async with running() as (client, first), joined(client) as (link, second):
+        client.detach(link.client)
+        assert await asyncio.wait_for(client.reset_prefix_cache(), 10) == 3  # the core has read it
+        link.add([request("a")])
+        client.add([request("b")])
+        await first.until(lambda _: "b" in first.finished())
+        assert not second.outputs()
+        assert first.finished() == {"b"}
 
 
 async def test_start_up_progress_is_relayed() -> None:
