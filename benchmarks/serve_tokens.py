@@ -1,6 +1,6 @@
 """What `leadline serve` itself spends on a streamed token, beside a core that costs nothing.
 
-    python benchmarks/serve_tokens.py [--streams 256] [--tokens 200] [--rate 20] [--no-record]
+    python benchmarks/serve_tokens.py [--streams 256] [--tokens 200] [--rate 20] [--api-processes 1]
 
 The server is the real one, started as a user starts it, with its real core process, wire messages and
 sockets; only the core inside that process is a stand-in, which gives every request the next token of an
@@ -9,12 +9,13 @@ chat streams at once and checks that every token of each has come and that the t
 
 Between the moment when every stream has begun and the moment when the first one ends:
 
-    API CPU      processor time of the API process a token: receive, detokenize, encode, write
+    API CPU      processor time of the API processes a token: receive, detokenize, encode, write
     core CPU     the same of the core process: build, encode and send the step's message
     ITL          between two chunks of a stream, p50 and p99, as a client sees it
 
 It is processor time, not wall time, so other programs on the machine matter less. 1 s over the API CPU is the
-most tokens/s that one API process can stream with a core of its own for each of the three processes.
+most tokens/s that one API process can stream with a core of its own for each of the three processes;
+with --api-processes N it is their sum, and N times as much.
 """
 
 from __future__ import annotations
@@ -133,8 +134,8 @@ def build(config: Any, report: Callable[[Any], None]) -> StandIn:
     )
 
 
-def server(model: str, port: int) -> None:
-    """The API process: `leadline serve`, with the core's factory changed."""
+def server(model: str, port: int, processes: int) -> None:
+    """The first API process: `leadline serve`, with the core's factory changed."""
     from leadline.engine.config import EngineConfig
     from leadline.engine.server import ServerSettings, serve
 
@@ -151,7 +152,7 @@ def server(model: str, port: int) -> None:
         return
     serve(
         EngineConfig(model=model),
-        ServerSettings(port=port, log_level="warning"),
+        ServerSettings(port=port, log_level="warning", api_processes=processes),
         factory="serve_tokens:build",
     )
 
@@ -264,19 +265,21 @@ async def read_all(port: int, streams: int, tokens: int, processes: list[psutil.
     }
 
 
-def measure(model: str, streams: int, tokens: int, rate: float) -> dict[str, float]:
+def measure(model: str, streams: int, tokens: int, rate: float, processes: int) -> dict[str, float]:
     from leadline.protocol.text.tokenizer import Tokenizer
 
     os.environ["SERVE_TOKENS_RATE"], os.environ["SERVE_TOKENS_STREAMS"] = str(rate), str(streams)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     port = 18391
-    process = multiprocessing.get_context("spawn").Process(target=server, args=(model, port))
+    process = multiprocessing.get_context("spawn").Process(target=server, args=(model, port, processes))
     process.start()
     try:
         api = psutil.Process(process.pid)
         wait_until_ready(port)
         (core,) = (child for child in api.children() if "leadline.engine.process" in child.cmdline())
-        found = asyncio.run(read_all(port, streams, tokens, [api, core]))
+        workers = [child for child in api.children() if "leadline.engine.server.worker" in child.cmdline()]
+        assert len(workers) == processes - 1, workers
+        found = asyncio.run(read_all(port, streams, tokens, [core, api, *workers]))
     finally:
         process.terminate()
         process.join(30)
@@ -286,8 +289,9 @@ def measure(model: str, streams: int, tokens: int, rate: float) -> dict[str, flo
     assert all(text in said for text in found["texts"]), found["texts"][0]
     given = found["tokens"]
     return {
-        "api": found["cpu"][0] / given * 1e6,
-        "core": found["cpu"][1] / given * 1e6,
+        "api": sum(found["cpu"][1:]) / given * 1e6,
+        "busiest": max(found["cpu"][1:]) / sum(found["cpu"][1:]),
+        "core": found["cpu"][0] / given * 1e6,
         "tokens_per_second": given / found["seconds"],
         "chunks_per_token": found["chunks"] / given,
         "p50": statistics.median(found["gaps"]) * 1e3,
@@ -314,18 +318,20 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rate", type=float, default=20.0, help="steps a second")
+    parser.add_argument("--api-processes", type=int, default=1)
     parser.add_argument("--no-record", action="store_true")
     args = parser.parse_args()
     from leadline.engine.hub import resolve_model
 
     model = str(resolve_model("smollm2", progress=False).path)
-    row = measure(model, args.streams, args.tokens, args.rate)
+    row = measure(model, args.streams, args.tokens, args.rate, args.api_processes)
     print(json.dumps({key: round(value, 3) for key, value in row.items()}), f"load {os.getloadavg()[0]:.1f}")
     if not args.no_record:
         from record import record
 
-        what = f"serve, {args.streams} chat streams, {args.rate:g} steps/s"
-        record(f"{what}: CPU of the API process", row["api"], "us/token")
+        several = "" if args.api_processes == 1 else f"{args.api_processes} API processes, "
+        what = f"serve, {several}{args.streams} chat streams, {args.rate:g} steps/s"
+        record(f"{what}: CPU of the API process{'es' * bool(several)}", row["api"], "us/token")
         record(f"{what}: CPU of the core's messages", row["core"], "us/token")
         record(f"{what}: ITL p50", row["p50"], "ms")
         record(f"{what}: ITL p99", row["p99"], "ms")

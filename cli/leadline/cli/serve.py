@@ -10,6 +10,8 @@ from leadline.cli.options import add_engine_options, engine_config
 
 __all__ = ["add_arguments", "aliases", "run"]
 
+_MOST_API_PROCESSES = 64
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="smollm2, hf://org/name[@revision], file:///path, or a path")
@@ -17,6 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     group.add_argument(
         "--port", type=int, default=8000, help="port; 0 picks a free one and prints it (default: %(default)s)"
+    )
+    group.add_argument(
+        "--api-processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that read requests, detokenize and write answers; more for tens of thousands of "
+        "tokens a second (default: %(default)s)",
     )
     group.add_argument(
         "--drain-timeout",
@@ -101,12 +111,17 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"port must lie between 0 and 65535, not {args.port}")
+    if not 1 <= args.api_processes <= _MOST_API_PROCESSES:
+        raise ConfigError(
+            f"api_processes must lie between 1 and {_MOST_API_PROCESSES}, not {args.api_processes}"
+        )
     keys = _lines(args.api_key_file)
     if args.api_key_file is not None and not keys:
         raise ConfigError(f"api_key_file {str(args.api_key_file)!r} holds no key; write one a line")
     settings = ServerSettings(
         host=args.host,
         port=args.port,
+        api_processes=args.api_processes,
         drain_timeout=args.drain_timeout,
         log_level=args.log_level,
         log_format=args.log_format,

@@ -80,8 +80,20 @@ class LiveServer:
         return total
 
     def core(self) -> psutil.Process:
-        (core,) = psutil.Process(self.process.pid).children()
+        (core,) = self._children("leadline.engine.process")
         return core
+
+    def workers(self) -> list[psutil.Process]:
+        """The API processes beside the first one."""
+        return self._children("leadline.engine.server.worker")
+
+    def _children(self, module: str) -> list[psutil.Process]:
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if module in child.cmdline():
+                    found.append(child)
+        return found
 
     def until(self, condition: Callable[[], object], seconds: float = 20.0) -> float:
         """Wait for a condition; returns how long it took."""

@@ -18,15 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_core import SLOW
-from uvicorn import Config
 
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.config import EngineConfig
 from leadline.engine.hub import resolve_model
 from leadline.engine.server import ServerSettings, create_app
 from leadline.engine.server.http import sse
+from leadline.engine.server.listening import http_server
 from leadline.engine.server.outlet import EventTemplate, Outlet
-from leadline.engine.server.run import _Server
 from leadline.protocol.openai.responses import ChatChunkChoice, ChatCompletionChunk, ChatDelta
 
 COUNT = 50
@@ -83,7 +82,7 @@ async def site(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     engine = await AsyncEngine.start(EngineConfig(model=path), factory="scripted_core:build")
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    server = _Server(Config(create_app(engine, ServerSettings()), lifespan="off", log_config=None))
+    server = http_server(create_app(engine, ServerSettings()), ServerSettings())
     http = asyncio.create_task(server.serve(sockets=[listener]))
     direct: list[bytes] = []
     write = Outlet.write

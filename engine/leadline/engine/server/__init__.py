@@ -3,13 +3,15 @@
 In reading order:
 
     settings, state, run     the process: socket, start-up, drain, exit code
+    listening                the port, and uvicorn on it
+    pool, worker, control    further API processes on the same port and engine
     app, openapi             routes, and the document that describes them
     http                     bodies, errors, event streams, disconnects
     params                   request types → SamplingParams
     chat, completions        the two generation endpoints; logprobs, usage: their parts
     service                  models, tokenize, health, metrics, administration
     outlet                   tokens in the middle of a stream, straight to the socket
-    metrics, token_meter, logs
+    metrics, token_meter, exposition, logs
 
 Talks to `AsyncEngine` and the frontend's text tools only; importing this package imports no torch.
 """

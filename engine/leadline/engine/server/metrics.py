@@ -1,7 +1,7 @@
 """Prometheus metrics of one engine server: `leadline_engine_*`, base units in the names, few labels.
 
 Request metrics are observed here, where requests enter and leave; the core's own counters arrive with its
-heartbeat and are read out at scrape time by `_CoreCollector`. Each `Metrics` has a registry of its own, so
+heartbeat and are read out at scrape time by `_CoreCollector`. Each `Metrics` has registries of its own, so
 that several servers in one process (tests) do not collide.
 """
 
@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.errors import DeadlineExceeded, QueueFull, QueueTimeout, RequestError
 from leadline.engine.outputs import OutputDelta
+from leadline.engine.server.exposition import Added, Family, added, snapshot
 from leadline.engine.server.http import ClientGone
 from leadline.engine.server.token_meter import TokenMeter
 
@@ -42,14 +43,16 @@ EngineState = Callable[[], "tuple[SchedulerStats, Speeds, float, bool] | None"]
 
 class Metrics:
     def __init__(self, engine_state: EngineState) -> None:
-        self.registry = CollectorRegistry(auto_describe=True)
-        self.registry.register(_CoreCollector(engine_state))
+        self._core = CollectorRegistry(auto_describe=True)
+        self._core.register(_CoreCollector(engine_state))
+        self.counted = CollectorRegistry(auto_describe=True)
+        """Counters and histograms of the requests that passed this process."""
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-            return Counter(f"leadline_engine_{name}", text, labels, registry=self.registry)
+            return Counter(f"leadline_engine_{name}", text, labels, registry=self.counted)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"leadline_engine_{name}", text, buckets=buckets, registry=self.registry)
+            return Histogram(f"leadline_engine_{name}", text, buckets=buckets, registry=self.counted)
 
         self.requests = counter(
             "requests", "Requests by endpoint and how they ended.", ("endpoint", "outcome")
@@ -57,7 +60,7 @@ class Metrics:
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of admitted requests.")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens whose KV came from the prefix cache.")
         self.per_token = TokenMeter(_TOKEN)
-        self.registry.register(self.per_token)
+        self.counted.register(self.per_token)
         self.first_token = histogram(
             "time_to_first_token_seconds", "Arrival to first token, as the server sees it.", _FIRST_TOKEN
         )
@@ -69,8 +72,12 @@ class Metrics:
         self.queue = histogram("queue_seconds", "Arrival to first admission by the scheduler.", _QUEUE)
         self.duration = histogram("request_seconds", "Arrival to last token.", _REQUEST)
 
-    def render(self) -> bytes:
-        return generate_latest(self.registry)
+    def render(self, others: list[Family] | None = None) -> bytes:
+        """`others`: what other API processes counted."""
+        counted: Collector = self.counted
+        if others is not None:
+            counted = Added(added([snapshot(self.counted), others]))
+        return generate_latest(self._core) + generate_latest(counted)
 
 
 class RequestTimer:

@@ -1,44 +1,40 @@
-"""One server process from its first log line to its exit code.
+"""One server from its first log line to its exit code: the process that the user started.
 
 The socket listens before the model is loaded: /health answers, /ready and the API say 503 with the
 progress. SIGTERM (or Ctrl-C) drains; a second one leaves at once. The process ends with 0 after a drain, 1
-when the engine could not start or its core died, so that whoever supervises it starts it again.
+when the engine could not start or its core died, so that whoever supervises it starts it again. With
+`api_processes` above 1 this one is API process 0, and a `pool` keeps the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
+import dataclasses
 import logging
 import signal
-import socket
 import time
-from collections.abc import Iterator
 from typing import Any
 
-import uvicorn
 import uvloop
 
 from leadline.engine import wire
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.config import EngineConfig
 from leadline.engine.core_client import DEFAULT_FACTORY
-from leadline.engine.errors import ConfigError, EngineDead, LeadlineError
+from leadline.engine.errors import EngineDead, LeadlineError
 from leadline.engine.publisher.publisher import Publisher
 from leadline.engine.server.app import create_app
+from leadline.engine.server.listening import address_of, http_server, listen_first, settle_garbage
 from leadline.engine.server.logs import configure_logging
+from leadline.engine.server.pool import ApiPool
 from leadline.engine.server.publishing import announce, publisher_of
 from leadline.engine.server.settings import ServerSettings
-from leadline.engine.server.state import Phase, ServerState
+from leadline.engine.server.state import DRAINING, Phase, ServerState
 from leadline.protocol.openai.service import StartProgress
 
 __all__ = ["ProgressLog", "serve"]
 
 logger = logging.getLogger("leadline.engine.server")
-
-_LAST_WORDS_SECONDS = 3
-"""Time that answers already decided (errors included) get to leave after the engine is gone."""
 
 
 def serve(config: EngineConfig, settings: ServerSettings, *, factory: str = DEFAULT_FACTORY) -> int:
@@ -50,14 +46,6 @@ def serve(config: EngineConfig, settings: ServerSettings, *, factory: str = DEFA
         return runner.run(_Process(config, settings, factory).run())
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: a drain must keep answering, which uvicorn's own exit does not."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class _Process:
     def __init__(self, config: EngineConfig, settings: ServerSettings, factory: str) -> None:
         self._factory = factory
@@ -66,36 +54,31 @@ class _Process:
         self._stop = asyncio.Event()
         self._signals = 0
         self._publisher: Publisher | None = None
+        self._pool: ApiPool | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        listener = _listen(self._settings.host, self._settings.port)
-        self._publisher = publisher_of(self._settings, listener)
-        app = create_app(None, self._settings)
+        settings, shared = self._settings, self._settings.api_processes > 1
+        listener = listen_first(settings.host, settings.port, shared=shared)
+        self._publisher = publisher_of(settings, listener)
+        app = create_app(None, settings)
         state: ServerState = app.state.server
-        server = _Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=self._settings.access_log,
-                lifespan="off",
-                server_header=False,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
-            )
-        )
-        if self._settings.access_log:
-            logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+        server = http_server(app, settings)
         http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+        if shared:
+            bound = dataclasses.replace(settings, port=listener.getsockname()[1])
+            self._pool = ApiPool(settings.api_processes - 1, self._config, bound, state.metrics.render)
+            state.page = self._pool.page
+            self._pool.spawn()
         try:
-            return await self._live(state, http, _address(listener))
+            return await self._live(state, http, address_of(listener))
         finally:
             if self._publisher is not None:
                 await self._publisher.stop()
             server.should_exit = True
-            await http
+            await asyncio.gather(http, *([] if self._pool is None else [self._pool.stop()]))
             if state.engine is not None:
                 await state.engine.stop()
 
@@ -113,15 +96,23 @@ class _Process:
         except LeadlineError as error:
             state.phase, state.detail = Phase.FAILED, str(error)
             raise
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(20_000, 50, 100)  # thousands of live streams are not garbage: look at them rarely
+        settle_garbage()
+        if self._pool is not None:
+            await self._pool.open()
         print(f"Leadline serving {engine.served_name} at {address}", flush=True)
-        await asyncio.wait({engine.dead, stop, http}, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {engine.dead, stop, http}
+        if self._pool is not None:
+            ends.add(self._pool.failed)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if engine.dead.done():
             state.phase, state.detail = Phase.FAILED, str(engine.dead.result())
+            if self._pool is not None:
+                self._pool.core_lost(state.detail)
             logger.error("engine core lost: %s; leaving so that it can be started again", state.detail)
             raise EngineDead(state.detail)
+        if self._pool is not None and self._pool.failed.done():
+            state.phase, state.detail = Phase.FAILED, str(self._pool.failed.result())
+            raise self._pool.failed.result()
         if not self._stop.is_set():
             return 1
         return await self._drain(state, engine)
@@ -140,6 +131,8 @@ class _Process:
         if self._settings.warmup_prompts:
             progress(wire.Progress("warming", None, f"{len(self._settings.warmup_prompts)} prompts"))
             await engine.warmup([engine.tokenizer.encode(text) for text in self._settings.warmup_prompts])
+        if self._pool is not None:
+            await self._pool.begin(engine)
         if self._publisher is not None:
             await announce(self._publisher, engine, state)
         state.phase, state.detail = Phase.SERVING, "ready"
@@ -147,30 +140,31 @@ class _Process:
         return engine
 
     async def _drain(self, state: ServerState, engine: AsyncEngine) -> int:
-        state.phase, state.detail = Phase.DRAINING, "the server is shutting down"
+        state.phase, state.detail = Phase.DRAINING, DRAINING
         if self._publisher is not None:
             self._publisher.poke()
         self._stop.clear()
         again = asyncio.create_task(self._stop.wait())
-        logger.info(
-            "draining: %d requests in flight, up to %.0f s",
-            engine.num_in_flight,
-            self._settings.drain_timeout,
-        )
-        draining = asyncio.create_task(engine.drain(self._settings.drain_timeout))
+        stats, patience = engine.stats(), self._settings.drain_timeout
+        logger.info("draining: %d sequences, up to %.0f s", stats.running + stats.waiting, patience)
+        draining = asyncio.create_task(self._drain_all(engine, patience))
         ends: set[asyncio.Future[Any]] = {draining, again, engine.dead}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
         if not draining.done():
             draining.cancel()
             await asyncio.gather(draining, return_exceptions=True)
-            left = await engine.drain(0.0)
+            left = await self._drain_all(engine, 0.0)
             logger.warning("drain cut short, %d requests aborted", left)
             return 1 if engine.dead.done() else 0
         left = draining.result()
         log = logger.warning if left else logger.info
         log("drained, %d requests aborted", left)
         return 0
+
+    async def _drain_all(self, engine: AsyncEngine, seconds: float) -> int:
+        pools = [] if self._pool is None else [self._pool.drain(seconds)]
+        return sum(await asyncio.gather(engine.drain(seconds), *pools))
 
     def _on_signal(self, number: int) -> None:
         self._signals += 1
@@ -199,24 +193,3 @@ class ProgressLog:
         if step != self._last:
             self._last = step
             logger.info("%s", text)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Bind before anything slow happens: a port in use is reported at once."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, proto)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-    listener.setblocking(False)
-    return listener
-
-
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

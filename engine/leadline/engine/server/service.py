@@ -72,7 +72,8 @@ async def ready(_: Request, state: ServerState) -> Response:
 
 
 async def metrics(_: Request, state: ServerState) -> Response:
-    return Response(state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+    body = state.metrics.render() if state.page is None else await state.page()
+    return Response(body, media_type=CONTENT_TYPE_LATEST)
 
 
 async def version(_: Request, state: ServerState) -> Response:

@@ -12,6 +12,8 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     """0 picks a free port; the start-up line says which."""
+    api_processes: int = 1
+    """Processes that read requests, detokenize and write answers, beside the engine core's own."""
     drain_timeout: float = 30.0
     """Seconds that running requests get to finish after SIGTERM."""
     log_level: str = "info"

@@ -6,6 +6,7 @@ starting ──engine ready──▶ serving ──SIGTERM──▶ draining
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -19,7 +20,9 @@ from leadline.engine.server.metrics import Metrics
 from leadline.engine.server.settings import ServerSettings
 from leadline.protocol.openai.service import StartProgress
 
-__all__ = ["Phase", "ServerState"]
+__all__ = ["DRAINING", "Phase", "ServerState"]
+
+DRAINING = "the server is shutting down"
 
 
 class Phase(Enum):
@@ -39,6 +42,8 @@ class ServerState:
     """Start-up progress, or the reason of a failure, in one line."""
     started: StartProgress | None = None
     """How far the start has come, as of its last report."""
+    page: Callable[[], Awaitable[bytes]] | None = None
+    """/metrics of all API processes; None where this is the only one."""
 
     @property
     def progress(self) -> StartProgress | UnsetType:
