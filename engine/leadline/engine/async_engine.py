@@ -111,8 +111,9 @@ class AsyncEngine:
         """Spawn the core process, load the model, and return once it takes requests.
 
         Raises the core's own typed error: ConfigError, ModelNotFound, ModelUnreachable, UnsupportedModel,
-        OutOfMemory, Unauthorized, or EngineDead when the process died. `factory` names another core for tests.
-        `on_cache_change` hears what enters and leaves the prefix cache, before the tokens of the same step.
+        OutOfMemory, Unauthorized, or EngineDead when the process died. `factory` names another core for
+        tests. `on_cache_change` hears what enters and leaves the prefix cache, before the tokens of the same
+        step.
         """
         config.validate()
         self = cls(config)
