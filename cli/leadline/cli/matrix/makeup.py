@@ -53,7 +53,13 @@ _PART_OF_PHASE = {
     "tokenize": "tokenize",
 }
 _KERNELS = (
-    ("attention", ("decode_items_kernel", "prefill_items_kernel", "flash", "fmha", "attention", "sdpa")),
+    (
+        "attention",
+        (
+            *("decode_kernel", "decode_items_kernel", "prefill_kernel", "prefill_items_kernel"),
+            *("flash", "fmha", "attention", "sdpa"),
+        ),
+    ),
     ("sample", ("scan_kernel", "draw_kernel", "argmax", "topk", "sort")),
     ("data movement", ("memcpy", "memset", "_fill_kernel", "_write_kernel", "index_copy")),
 )
