@@ -30,6 +30,14 @@ def test_any_text_comes_out_as_the_tokenizer_has_it(tokenizers_by_family, family
     encoded()
 
 
+def test_more_new_words_at_once_than_may_be_kept(tokenizer):
+    memo = WordMemo(tokenizer, 3)
+    text = "one two three four five six"
+    packed, _ = memo.encode(text)
+    assert memoryview(packed).cast("I").tolist() == tokenizer.encode(text, add_special_tokens=False)
+    assert len(memo) == 3
+
+
 def test_words_that_are_known_are_not_tokenized_again(tokenizer):
     memo = WordMemo(tokenizer)
     memo.encode("The sailor sings")

@@ -12,6 +12,7 @@ no text takes much longer than without the memo.
 
 import re
 from array import array
+from itertools import islice
 
 from leadline.protocol.text.tokenizer import Tokenizer
 
@@ -58,7 +59,8 @@ class WordMemo:
     def _learn(self, words: list[str]) -> dict[str, bytes]:
         lists = self._tokenizer.encode_batch(words)
         new = {word: array("I", ids).tobytes() for word, ids in zip(words, lists, strict=True)}
-        if len(self._known) + len(new) > self._most:
+        kept = {word: ids for word, ids in new.items() if len(word) <= _LONGEST_WORD}
+        if len(self._known) + len(kept) > self._most:
             self._known.clear()
-        self._known.update({word: ids for word, ids in new.items() if len(word) <= _LONGEST_WORD})
+        self._known.update(islice(kept.items(), self._most))
         return new
