@@ -133,9 +133,9 @@ def block_hash(number: int) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def pods(valkey: EmbeddedValkey, *names: str) -> AsyncIterator[list[PoolPod]]:
+async def pods(valkey: EmbeddedValkey, *names: str, timing: Timing = FAST) -> AsyncIterator[list[PoolPod]]:
     """Pods that publish already."""
-    made = [PoolPod(valkey.url, name, seed=number) for number, name in enumerate(names)]
+    made = [PoolPod(valkey.url, name, seed=number, timing=timing) for number, name in enumerate(names)]
     try:
         for pod in made:
             assert await pod.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import time
 
@@ -17,7 +18,7 @@ from leadline.gateway.pods import Pod
 from leadline.gateway.sync.find import find_in
 from leadline.gateway.sync.heartbeats import Heartbeats
 from leadline.protocol.load import LoadReport, encode_report
-from live_valkey import KEYS, PoolPod, block_hash, pods, until
+from live_valkey import FAST, KEYS, PoolPod, block_hash, pods, until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -124,8 +125,10 @@ async def test_heartbeats_reach_the_pod(valkey: EmbeddedValkey) -> None:
 
 
 async def test_a_lost_batch_is_mended_by_the_next_snapshot(valkey: EmbeddedValkey) -> None:
+    """Snapshots are so rare that none is written while the gateway does not read: it would hide the gap."""
     server = redis.Redis.from_url(valkey.url)
-    async with pods(valkey, "pod-a") as (pod,):
+    rare = dataclasses.replace(FAST, snapshot_seconds=3.0)
+    async with pods(valkey, "pod-a", timing=rare) as (pod,):
         gateway = ReadingGateway(valkey.url)
         async with reading(gateway):
             pod.store(1)
