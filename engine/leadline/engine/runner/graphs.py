@@ -160,6 +160,11 @@ class DecodeGraphs:
         logits = model.compute_logits(hidden, self.logits[:size])
         self.draw(logits, buffers.slots, buffers.next_positions, buffers.random)
 
+    def clear(self) -> None:
+        """Destroy all graphs; what still runs of them ends first. Final."""
+        self._graphs.clear()
+        self.prefill.clear()
+
     def draw(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, random: torch.Tensor
     ) -> None:

@@ -129,6 +129,9 @@ class PrefillGraphs:
                 lambda fresh=fresh: self.step(length, fresh)
             )
 
+    def clear(self) -> None:
+        self._graphs.clear()
+
     def _two_ways(self, length: int) -> bool:
         return self.decode.backend.graph_fresh_chunks and length >= _FRESH_FROM
 

@@ -7,6 +7,7 @@ or a caller's own distributed code, are in nobody's way. Ranks meet through an u
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
@@ -37,6 +38,7 @@ class RankGroup:
         self.rank, self.size, self.device = rank, size, device
         self.fabric: Fabric | None = None
         self.aborted = False
+        self._aborting, self._ended = threading.Lock(), threading.Event()
         self._meeting = _Meeting(meeting_fd, rank, size, device)
         self._sum, self._least, self._gather = AllreduceOptions(), AllreduceOptions(), AllgatherOptions()
         self._least.reduceOp = ReduceOp.MIN
@@ -92,16 +94,28 @@ class RankGroup:
         _finish(self._meeting.backend.allreduce([number], self._least))
         return int(number.item())
 
-    def abort(self) -> None:
-        """Make collectives that wait for a dead rank return, from any thread.
+    def abort(self, wait_seconds: float = 0.0) -> None:
+        """Make collectives that wait for a dead rank return, from any thread; then give NCCL's memory back,
+        within `wait_seconds` or later.
 
-        Gloo's need no help: they fail when a connection closes.
+        NCCL's abort returns only when no CUDA graph holds its kernels any more: it has a thread of its own.
+        Gloo's collectives need no help: they fail when a connection closes.
         """
-        self.aborted = True
-        if self.fabric is not None:
+        with self._aborting:
+            first, self.aborted = not self.aborted, True
+        if first and self.fabric is not None:
             self.fabric.abort()
-        if self.device.type == "cuda":
+        if self.device.type != "cuda":
+            return
+        if first:
+            threading.Thread(target=self._abort_nccl, daemon=True, name="nccl-abort").start()
+        self._ended.wait(wait_seconds)
+
+    def _abort_nccl(self) -> None:
+        try:
             self._meeting.backend.abort()
+        finally:
+            self._ended.set()
 
 
 class _Meeting:

@@ -33,6 +33,8 @@ CHECK_VARIABLE = "LEADLINE_TP_CHECK"
 TIMEOUT_VARIABLE = "LEADLINE_TP_TIMEOUT"
 _STEP_SECONDS = {"cpu": 900.0, "cuda": 180.0}
 """The longest step there may be; first ones compile kernels. The variable overrides it."""
+_NCCL_SECONDS = 10.0
+"""How long `close` waits for NCCL's memory to be given back."""
 
 
 @dataclass(slots=True)
@@ -96,6 +98,9 @@ class ParallelRunner:
         self.ranks.dead = self.ranks.dead or EngineDead("the engine has been closed")
         self.ranks.close()
         self.group.abort()
+        if self.runner.graphs is not None:
+            self.runner.graphs.clear()
+        self.group.abort(_NCCL_SECONDS)
 
 
 def _warn_of_padding(config: ModelConfig, size: int) -> None:
