@@ -35,7 +35,7 @@ class TokenCounts:
         row = self._take_row(seq.slot)
         tokens = upload(np.array(seq.token_ids, dtype=np.int64), self.device)
         self.in_prompt[row].zero_()
-        self.in_prompt[row, tokens[: seq.prompt_len]] = True
+        self.in_prompt[row].index_fill_(0, tokens[: seq.prompt_len], True)  # an assignment would wait
         output = tokens[seq.prompt_len :]
         self.output[row].zero_()
         self.output[row].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
