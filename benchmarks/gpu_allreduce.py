@@ -30,6 +30,7 @@ import torch
 from gpu_results import result_line
 from leadline.engine.models.parallel import Sum
 from leadline.engine.models.triton_ops import add_rms_norm
+from leadline.engine.runner.parallel.exchange import make_exchange
 from leadline.engine.runner.parallel.fabric import Fabric, FabricSpec
 from leadline.engine.runner.parallel.group import RankGroup, c10d
 from leadline.engine.runner.parallel.ring import unnamed_file
@@ -57,16 +58,23 @@ def close(found: torch.Tensor, expected: torch.Tensor, what: str) -> float:
     return error
 
 
+def case(group: RankGroup, rows: int, seed: int, weight: torch.Tensor) -> tuple[Any, ...]:
+    """(all ranks' terms, their sum, a residual, that with the sum, that normed), the sums in float64."""
+    every = [terms(rank, rows, seed, len(weight)) for rank in range(group.size)]
+    total = sum(value.double() for value in every)
+    residual = terms(77, rows, seed, len(weight))
+    expected = residual.double() + total
+    normed = expected * torch.rsqrt(expected.square().mean(-1, keepdim=True) + EPS) * weight.double()
+    return every, total, residual, expected, normed
+
+
 def check(group: RankGroup, fabric: Fabric, rounds: int) -> None:
     """All ranks draw all ranks' terms, so that each knows the sum."""
     worst = 0.0
-    weight = terms(99, 1, 0)[0]
-    for seed, rows in enumerate([1, 2, 3, 7, 64, 65, 256, 511, 512, 513, 1000, 2048] * rounds):
-        every = [terms(rank, rows, seed) for rank in range(group.size)]
-        total = sum(value.double() for value in every)
-        residual = terms(77, rows, seed)
-        expected = residual.double() + total
-        normed = expected * torch.rsqrt(expected.square().mean(-1, keepdim=True) + EPS) * weight.double()
+    weight = terms(99, 1, 0, fabric.spec.hidden)[0]
+    sizes = [1, 2, 3, 7, 64, 65, 256, 511, 512, 513, 1000, fabric.max_tokens]
+    for seed, rows in enumerate([rows for rows in sizes if rows <= fabric.max_tokens] * rounds):
+        every, total, residual, expected, normed = case(group, rows, seed, weight)
         for two in (False, True):
             fabric.two_shots_from = 0 if two else 1 << 62
             mine = residual.clone()
@@ -93,11 +101,34 @@ def check(group: RankGroup, fabric: Fabric, rounds: int) -> None:
         print(f"sums, fused sums and gathers agree with float64, worst relative error {worst:.1e}")
 
 
+def check_exchange(group: RankGroup, fabric: Fabric, rounds: int) -> None:
+    """Two halves, o's and down's sums in turns, both under way at a time; products run meanwhile."""
+    exchange, worst = make_exchange(group, fabric.spec, fabric), 0.0
+    assert exchange is not None
+    weight = terms(99, 1, 0, fabric.spec.hidden)[0]
+    other = terms(5, 4096, 0, 4096)
+    for seed in range(rounds):
+        for which in (Sum.O, Sum.DOWN):
+            cases, sent = [], []
+            for half in (0, 1):
+                rows = 1 + (4099 * (seed + 3) * (half + 1)) % (fabric.spec.max_tokens // 2)
+                cases.append(case(group, rows, 4 * seed + half + 2 * (which is Sum.O), weight))
+                sent.append(exchange.start(which, half, cases[half][0][group.rank]))
+                if (seed + group.rank + half) % 3 == 0:  # ranks are apart
+                    torch.mm(other, other)
+            for half, (_, _, residual, expected, normed) in enumerate(cases):
+                x = exchange.add_rms_norm(sent[half], residual, weight, EPS)
+                worst = max(worst, close(x, normed, f"by copies, {len(x)} rows: normed"))
+                worst = max(worst, close(residual, expected, f"by copies, {len(x)} rows: residual"))
+    if group.rank == 0:
+        print(f"sums by copies agree with float64, worst relative error {worst:.1e}")
+
+
 def check_graph(group: RankGroup, fabric: Fabric) -> None:
     """Many replays with fresh terms, without a wait in between: no rank may run ahead into memory in use."""
     rows, count = 32, 40
-    weight = torch.ones(WIDTH, dtype=torch.bfloat16, device="cuda")
-    source = terms(group.rank, rows, 5)
+    weight = torch.ones(fabric.spec.hidden, dtype=torch.bfloat16, device="cuda")
+    source = terms(group.rank, rows, 5, fabric.spec.hidden)
     state = torch.zeros_like(source)
 
     def step() -> None:
@@ -226,13 +257,15 @@ def run(options: argparse.Namespace) -> None:
     device = torch.device("cuda", options.rank)
     group = RankGroup(options.fd, options.rank, options.tp, device)
     print(f"rank {options.rank}: group is up", flush=True)
-    group.tensor_parallel(FabricSpec(WIDTH, VOCAB, torch.bfloat16, 8192, 256))
+    width = WIDTH // 4 if options.check else WIDTH  # narrow rows: more of them fit the fabric than programs
+    group.tensor_parallel(FabricSpec(width, VOCAB, torch.bfloat16, 8192, 256))
     fabric = group.fabric
     print(f"rank {options.rank}: fabric {'is up' if fabric else 'IS MISSING'}", flush=True)
     with torch.inference_mode():
         if fabric is not None:
             check(group, fabric, 2)
             check_graph(group, fabric)
+            check_exchange(group, fabric, 40)
         elif options.check:
             raise SystemExit("there is no fabric to check")
         lines = [] if options.check else table(group, fabric, options)

@@ -209,8 +209,11 @@ class Decoder:
         return x
 
     def _interleaves(self, tokens: int) -> bool:
+        """Whether sums of a step run beside its products. Sums by copies cannot be captured."""
         least = self.tp.interleave_tokens
-        return least is not None and tokens >= max(least, 2) and not self.by_fabric(Sum.O, tokens)
+        if least is None or tokens < max(least, 2) or self.by_fabric(Sum.O, tokens):
+            return False
+        return self.tp.exchange is None or not torch.cuda.is_current_stream_capturing()
 
     def close(
         self, linear: RowLinear, x: torch.Tensor, residual: torch.Tensor, norm: Norm

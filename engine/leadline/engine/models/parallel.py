@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -80,6 +80,18 @@ class Fabric(Protocol):
         """[rows, vocab] of all ranks, in `out` if it is given."""
 
 
+class Exchange(Protocol):
+    """Sums of many rows over ranks that travel while the GPU computes on, fused with what follows the sum."""
+
+    def start(self, which: Sum, half: int, terms: torch.Tensor) -> Any:
+        """Send this rank's terms, [rows, hidden], of half 0 or 1 of the step's rows. `which` takes turns."""
+
+    def add_rms_norm(
+        self, sent: Any, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """sent: of `start`, the latest of its half. residual += the sum; rms_norm(residual) * weight."""
+
+
 @dataclass(slots=True, frozen=True)
 class TensorParallel:
     """Rank `rank` of `size`. The collectives are injected by the runner; for one rank they do nothing."""
@@ -94,6 +106,8 @@ class TensorParallel:
     """The faster way, where there is one; the two above work for any size."""
     start_sum: Callable[[torch.Tensor], Callable[[], None]] | None = None
     """Starts a sum over ranks, in place; what it returns is to be called before the result is used."""
+    exchange: Exchange | None = None
+    """The faster way to do that, where there is one."""
     interleave_tokens: int | None = None
     """Steps of so many tokens and more start sums and compute on (models/interleave.py); None: never."""
 

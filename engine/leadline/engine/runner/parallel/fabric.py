@@ -8,7 +8,8 @@ Consecutive sums of a step lie in different parts (embedding, o, down, o, down, 
 lets a part be written again without asking whether the others have read it (triton_join.py). Logits can be
 gathered twice in a row (log-probabilities of a prompt), so they have two parts that take turns.
 
-NVLink multicast is not used. Larger sums go through NCCL (`RankGroup`): docs/decisions/017 has the figures.
+NVLink multicast is not used. Larger sums go through NCCL (`RankGroup`), or beside products by copies
+(exchange.py): docs/decisions/017 has the figures.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ __all__ = ["Fabric", "FabricSpec", "make_fabric"]
 logger = logging.getLogger("leadline.engine.runner")
 
 _LARGEST_PART = 4 << 20
-"""Bytes of partial sums beyond which NCCL does the sum."""
+"""Bytes of partial sums beyond which NCCL or copies do the sum. The variable overrides it."""
+_LARGEST = "LEADLINE_TP_FABRIC_BYTES"
 _PDL_ROWS = 64
 _TWO_SHOTS = "LEADLINE_TP_TWO_SHOT_BYTES"
 
@@ -74,7 +76,8 @@ class Fabric:
         self.kernels = triton_join
         self.rank, self.size, self.device, self.spec = group.rank, group.size, group.device, spec
         itemsize = spec.dtype.itemsize
-        self.max_tokens = min(spec.max_tokens, _LARGEST_PART // (spec.hidden * itemsize))
+        largest = int(os.environ.get(_LARGEST) or _LARGEST_PART)
+        self.max_tokens = min(spec.max_tokens, largest // (spec.hidden * itemsize))
         self.columns = -(-spec.vocab // group.size)
         sizes = {
             "flags": triton_join.MAX_PROGRAMS * group.size * 8,
@@ -84,7 +87,7 @@ class Fabric:
         offsets, total = {}, 0
         for name, size in sizes.items():
             offsets[name], total = total, total + -(-size // 256) * 256
-        self._memory, addresses = group.symmetric_memory(total)
+        self._memory, addresses, _ = group.symmetric_memory(total)
         self._memory.zero_()
         torch.cuda.synchronize(self.device)
 
@@ -102,7 +105,8 @@ class Fabric:
         self._logits_tables = [table(f"logits {turn}") for turn in range(2)]
         self._turn = 0
         self._epochs = torch.zeros(triton_join.MAX_PROGRAMS, dtype=torch.int64, device=self.device)
-        self._abort = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self.aborting = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        """Not 0: kernels that wait for another rank stop waiting."""
         self._warps = 4 if spec.hidden <= 2048 else 8
         default = 1 << 62 if group.size == 2 else 256 << 10
         self.two_shots_from = int(os.environ.get(_TWO_SHOTS) or default)
@@ -110,7 +114,7 @@ class Fabric:
 
     def abort(self) -> None:
         """From any thread: kernels that wait for another rank stop waiting. Final."""
-        self._abort.fill_(1)
+        self.aborting.fill_(1)
 
     def partial(self, which: Sum, rows: int) -> torch.Tensor | None:
         return self._parts[which][:rows] if rows <= self.max_tokens else None
@@ -161,7 +165,7 @@ class Fabric:
             out,
             self._flags,
             self._epochs,
-            self._abort,
+            self.aborting,
             eps,
             rows,
             WIDTH=width,
@@ -192,7 +196,7 @@ class Fabric:
                 out,
                 self._flags,
                 self._epochs,
-                self._abort,
+                self.aborting,
                 rows,
                 COLUMNS=self.columns,
                 WIDTH=self.spec.vocab,

@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOption
 
 from leadline.engine.errors import ConfigError
 from leadline.engine.models.parallel import TensorParallel
+from leadline.engine.runner.parallel.exchange import make_exchange
 from leadline.engine.runner.parallel.fabric import Fabric, FabricSpec, make_fabric
 
 __all__ = ["RankGroup"]
@@ -53,7 +54,10 @@ class RankGroup:
     def tensor_parallel(self, spec: FabricSpec) -> TensorParallel:
         """What the model is built with. Call once, on all ranks."""
         self.fabric = make_fabric(self, spec)
-        least = os.environ.get(_INTERLEAVE)
+        least = int(os.environ.get(_INTERLEAVE) or 0)
+        exchange = None
+        if least and self.fabric is not None:
+            exchange = make_exchange(self, spec, self.fabric)
         return TensorParallel(
             self.rank,
             self.size,
@@ -61,12 +65,13 @@ class RankGroup:
             self.all_gather,
             self.fabric,
             self.start_sum,
-            None if least is None else int(least),
+            exchange,
+            least or None,
         )
 
-    def symmetric_memory(self, size: int) -> tuple[torch.Tensor, list[int]]:
-        """`size` bytes on each rank's GPU that all ranks can address: this rank's as uint8, and the address
-        at which this rank sees each rank's."""
+    def symmetric_memory(self, size: int) -> tuple[torch.Tensor, list[int], list[torch.Tensor]]:
+        """`size` bytes on each rank's GPU that all ranks can address: this rank's as uint8; and, for each
+        rank, the address at which this rank sees them, and a view of them as a tensor of this rank's."""
         return self._meeting.symmetric_memory(size)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -131,15 +136,18 @@ class _Meeting:
         self._exchanges: Any = None
         self._group: Any = None
         self._name = ""
+        self._handles: list[Any] = []
 
-    def symmetric_memory(self, size: int) -> tuple[torch.Tensor, list[int]]:
+    def symmetric_memory(self, size: int) -> tuple[torch.Tensor, list[int], list[torch.Tensor]]:
         # We use no multicast, and setting it up can be forbidden where peer access is not.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         self._register()
         symmetric = c10d._SymmetricMemory
         memory = symmetric.empty_strided_p2p((size,), (1,), torch.uint8, self.device, self._name)
-        self._handle = symmetric.rendezvous(memory, self._name)
-        return memory, list(self._handle.buffer_ptrs)
+        handle = symmetric.rendezvous(memory, self._name)
+        self._handles.append(handle)
+        views = [handle.get_buffer(rank, (size,), torch.uint8) for rank in range(self.size)]
+        return memory, list(handle.buffer_ptrs), views
 
     def _register(self) -> None:
         """Symmetric memory finds the store by the name of a group; which table it looks into depends on

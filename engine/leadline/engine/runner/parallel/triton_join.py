@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["MAX_PROGRAMS", "gather_kernel", "join_kernel"]
+__all__ = ["MAX_PROGRAMS", "gather_kernel", "join_kernel", "take_kernel"]
 
 MAX_PROGRAMS = 512
 
@@ -141,3 +141,45 @@ def gather_kernel(
             value = tl.load(base + row * COLUMNS + columns, mask=mask)
             tl.store(out + row * STRIDE + rank * COLUMNS + columns, value, mask=mask)
     tl.store(epochs + program, epoch)
+
+
+@triton.jit(do_not_specialize=["number", "rows"])
+def take_kernel(
+    terms, boxes, box_stride, residual, weight, out, flags, number, abort, eps, rows,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, LINE: tl.constexpr, NUMBERS: tl.constexpr, RANK: tl.constexpr,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    """Wait for all ranks' terms, sent by copies (exchange.py); then residual [rows, WIDTH] += their sum, in
+    the order of ranks, and out = norm(residual) * weight.
+
+    terms [rows, WIDTH]: this rank's. boxes: the others', box_stride apart. flags int64 [SIZE, LINE]: the
+    number, modulo NUMBERS, of the sum that each has sent last.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, TILE)
+    mask = lanes < WIDTH
+    kind: tl.constexpr = out.dtype.element_ty
+    scale = tl.load(weight + lanes, mask=mask, other=0.0).to(tl.float32)
+    for step in tl.static_range(1, SIZE):
+        flag = flags + (RANK + step) % SIZE * LINE
+        looks = 0
+        seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+        while ((seen - number) & (NUMBERS - 1)) >= NUMBERS // 2:
+            seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+            looks += 1
+            if looks % _PATIENCE == 0:  # noqa: SIM102 - no short circuits in Triton
+                if tl.load(abort, volatile=True) != 0:
+                    seen = number.to(tl.int64)
+    tl.debug_barrier()
+    for row in range(program, rows, tl.num_programs(0)):
+        at = row * WIDTH + lanes
+        total = tl.zeros([TILE], tl.float32)
+        for rank in tl.static_range(SIZE):
+            base = terms if rank == RANK else boxes + rank * box_stride
+            total += tl.load(base + at, mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+        value = total.to(kind)
+        tl.store(residual + at, value, mask=mask)
+        wide = value.to(tl.float32)
+        inverse = tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
+        tl.store(out + at, (wide * inverse * scale).to(kind), mask=mask)
