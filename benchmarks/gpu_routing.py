@@ -139,7 +139,8 @@ def _bounded_blocks(options: argparse.Namespace) -> int:
 def _lines(options: argparse.Namespace, pool: str, result: dict[str, Any]) -> list[dict[str, Any]]:
     def line(name: str, value: float, unit: str, ratio: float | None = None) -> dict[str, Any]:
         made = result_line(f"routing, {pool} pool, {name}", value, unit, model_shape=shape, attention="")
-        return {**made, "gpus": gpus, "value": float(f"{value:.4g}"), "peer_ratio": ratio}
+        made |= {"gpus": gpus, "replicas": options.replicas}
+        return {**made, "value": float(f"{value:.4g}"), "peer_ratio": ratio}
 
     shape, gpus = options.shape, 0 if options.device == "cpu" else options.replicas
     base = next(iter(result["policies"].values()))

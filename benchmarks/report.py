@@ -32,7 +32,9 @@ def column(line: Line) -> str:
     """What a column stands for: the engine, and what distinguishes its configuration."""
     parts = [str(line["engine"])]
     parts += [str(line[key]) for key in ("attention", "mode") if line.get(key)]
-    if line.get("gpus", 0) > 1:
+    if line.get("replicas"):
+        parts.append(f"{line['replicas']} engines")
+    elif line.get("gpus", 0) > 1:
         parts.append(f"TP {line['gpus']}")
     return " ".join(parts)
 
