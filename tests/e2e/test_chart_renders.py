@@ -208,6 +208,55 @@ def test_what_users_set_for_the_gateways_pods_is_in_them(cluster: Cluster, tmp_p
     assert set(pod["securityContext"]) == {"runAsNonRoot", "seccompProfile"}, "as OpenShift wants it"
 
 
+def keys_that_stand_twice(node: yaml.Node | None) -> list[str]:
+    """Of the maps in a document. Loaders keep the last of them, other tools refuse the document."""
+    if isinstance(node, yaml.SequenceNode):
+        return [key for item in node.value for key in keys_that_stand_twice(item)]
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    names = [str(key.value) for key, _ in node.value]
+    inner = [key for _, value in node.value for key in keys_that_stand_twice(value)]
+    return [name for name in names if names.count(name) > 1] + inner
+
+
+@pytest.mark.cluster
+def test_users_labels_go_where_they_belong_and_never_over_what_selectors_go_by(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    found_by = {"release": "prometheus", "team": "watchers"}
+    file = tmp_path / "values.json"
+    values = {
+        "commonLabels": {
+            "team": "llm",
+            "app.kubernetes.io/part-of": "platform",
+            "app.kubernetes.io/name": "x",
+        },
+        "commonAnnotations": {"note": "x"},
+        "gateway": {"podLabels": {"team": "gateways", "app.kubernetes.io/component": "x"}},
+        "podMonitor": {"enabled": True, "labels": found_by},
+        "prometheusRule": {"enabled": True, "labels": found_by},
+        "dashboards": {"enabled": True, "labels": found_by},
+    }
+    file.write_text(json.dumps(values))
+    text = cluster.helm("template", "r", str(CHART), "--values", str(file))
+    assert [key for node in yaml.compose_all(text) for key in keys_that_stand_twice(node)] == []
+    documents = [document for document in yaml.safe_load_all(text) if document]
+    for document in documents:
+        metadata = document["metadata"]
+        labels = metadata.get("labels", {})
+        if document["kind"] in ("PodMonitor", "PrometheusRule") or "-dashboard-" in metadata["name"]:
+            assert labels.items() >= found_by.items(), metadata
+            assert not found_by.keys() & metadata["annotations"].keys()
+        elif document["kind"] != "CustomResourceDefinition":
+            assert labels["team"] == "llm", metadata
+            assert labels["app.kubernetes.io/part-of"] == "platform"
+        if document["kind"] == "Deployment":
+            in_pods = document["spec"]["template"]["metadata"]["labels"]
+            assert document["spec"]["selector"]["matchLabels"].items() <= in_pods.items()
+            teams = {"gateway": "gateways"}
+            assert in_pods["team"] == teams.get(in_pods["app.kubernetes.io/component"], "llm")
+
+
 @pytest.mark.cluster
 def test_a_new_version_of_the_chart_replaces_no_pod_whose_image_stays(
     cluster: Cluster, tmp_path: Path

@@ -15,18 +15,15 @@
 {{/* Call with (dict "root" $ "component" "gateway"). */}}
 {{- define "leadline.selector" -}}
 app.kubernetes.io/name: leadline
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
 {{/* Of pods: nothing that changes with every version of the chart, or an upgrade would replace pods that stay as they are. */}}
 {{- define "leadline.podMetadata" -}}
 labels:
-  {{- include "leadline.selector" . | nindent 2 }}
-  app.kubernetes.io/part-of: leadline
-  {{- with merge (dict) ((index .root.Values .component).podLabels | default dict) .root.Values.commonLabels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- $theirs := list .root.Values.commonLabels ((index .root.Values .component).podLabels | default dict) }}
+  {{- include "leadline.mergedLabels" (dict "below" (dict) "theirs" $theirs "above" (include "leadline.selector" . | fromYaml)) | nindent 2 }}
 annotations:
   leadline.io/redis: {{ include "leadline.redisChecksum" .root }}
   {{- with .config }}
@@ -37,18 +34,23 @@ annotations:
   {{- end }}
 {{- end -}}
 
+{{/* Of objects. Takes further "labels". */}}
 {{- define "leadline.labels" -}}
-{{ include "leadline.selector" . }}
-app.kubernetes.io/part-of: leadline
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $below := dict "app.kubernetes.io/version" .root.Chart.AppVersion -}}
+{{- $above := dict "app.kubernetes.io/managed-by" .root.Release.Service "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version) -}}
+{{- $above = merge $above (include "leadline.selector" . | fromYaml) -}}
+{{- include "leadline.mergedLabels" (dict "below" $below "theirs" (list .root.Values.commonLabels (.labels | default dict)) "above" $above) -}}
 {{- end -}}
 
-{{/* name, namespace, labels and annotations. Takes a further "annotations" and "suffix" (the component by default). */}}
+{{/* One map, since a key may stand in it once: users' labels go over those that only inform, and under those that
+     selectors and helm go by. Call with (dict "below" a "theirs" (list b c) "above" d); the later one wins. */}}
+{{- define "leadline.mergedLabels" -}}
+{{- $labels := mergeOverwrite (dict "app.kubernetes.io/part-of" "leadline") .below -}}
+{{- range .theirs }}{{ $labels = mergeOverwrite $labels . }}{{ end -}}
+{{- mergeOverwrite $labels .above | toYaml -}}
+{{- end -}}
+
+{{/* name, namespace, labels and annotations. Takes further "labels" and "annotations", and "suffix" (the component by default). */}}
 {{- define "leadline.metadata" -}}
 name: {{ include "leadline.fullname" .root }}-{{ .suffix | default .component }}
 namespace: {{ .root.Release.Namespace }}
