@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +24,9 @@ COMMAND = [sys.executable, "-m", "leadline.cli.main", "model-path"]
 class SlowHub(FakeHub):
     """Sends half of the weights, and the rest when told to."""
 
-    go_on = threading.Event()
+    def __init__(self, repositories: dict[str, Repository]) -> None:
+        super().__init__(repositories)
+        self.go_on = threading.Event()
 
     def send(self, out: BinaryIO, path: str, body: bytes) -> None:
         half = len(body) // 2 if path.endswith(".safetensors") else 0
@@ -87,6 +90,28 @@ def test_a_download_says_over_http_how_far_it_is_and_prints_steps(tmp_path: Path
     lines = [line for line in err.splitlines() if line.startswith("leadline: hf://org/name: downloading: ")]
     assert lines[0].endswith("(0 %)")
     assert lines[-1].endswith("0.04 of 0.04 GB (100 %)")
+
+
+def test_a_download_in_a_pod_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    """By a way of its own: the first process of a container gets no signal whose default it left in place."""
+    files = {"config.json": b"{}", "model.safetensors": os.urandom(SIZE)}
+    with SlowHub({"org/name": Repository(files)}) as hub:
+        process = subprocess.Popen(
+            [*COMMAND, "hf://org/name", f"--progress-port={free_port()}"],
+            env=environment(tmp_path, hub),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stderr is not None
+            assert any("downloading" in line for line in process.stderr)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 128 + signal.SIGTERM
+        finally:
+            hub.go_on.set()
+            process.kill()
+            process.communicate()
 
 
 def test_a_port_that_is_taken_is_said_in_a_line(tmp_path: Path) -> None:
