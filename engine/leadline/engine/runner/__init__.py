@@ -8,6 +8,7 @@
     decode_buffers.py  static buffers of a decode step, filled by one kernel from one upload
     graphs.py        steps as CUDA graphs: decode
     prefill_graphs.py  steps of one chunk
+    split.py    a step of both kinds as several graphs
     model_runner.py  ModelRunner: launch(plan) → handle
     parallel/        several ranks behind one runner
     assemble.py      a model, a backend and a cache to a runner and its graphs

@@ -58,7 +58,7 @@ def make_graphs(
     if group is None:
         return runner.make_graphs(longest_chunk)
     # What all ranks say: ranks that captured different graphs would wait for each other for ever.
-    return runner.make_graphs(longest_chunk, lambda opinion: bool(group.least(opinion)))
+    return runner.make_graphs(longest_chunk, group.least)
 
 
 def _backend_name(config: EngineConfig, device: torch.device) -> str:

@@ -20,6 +20,7 @@ from leadline.engine.runner.assemble import make_graphs, make_runner
 from leadline.engine.runner.memory import out_of_memory_is_typed
 from leadline.engine.runner.model_runner import ModelRunner
 from leadline.engine.runner.pool_size import size_pool
+from leadline.engine.runner.split import StepSplitter
 
 if TYPE_CHECKING:
     from leadline.engine.models.parallel import TensorParallel
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["build_runner", "build_shard", "resolve_context", "resolve_device", "resolve_dtype"]
 
 logger = logging.getLogger("leadline.engine.runner")
+
+_SPLIT_VARIABLE = "LEADLINE_SPLIT_STEPS"
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
@@ -179,6 +182,8 @@ def _capture(config: EngineConfig, runner: ModelRunner, group: RankGroup | None)
         return
     report = graphs.capture()
     runner.graphs, runner.graph_report = graphs, report
+    if graphs.prefill.lengths and os.environ.get(_SPLIT_VARIABLE, "0") not in ("", "0"):
+        runner.splitter = StepSplitter(runner.tables, config.block_size, graphs.costs())
     logger.info(
         "captured CUDA graphs: %d of 1 to %d decode rows, %d of chunks up to %d tokens; %.1f s, %.0f MiB",
         report.graphs,

@@ -30,6 +30,7 @@ from leadline.engine.models.base import CausalLM, KVWrite
 from leadline.engine.runner.decode_buffers import DecodeBuffers, DecodeRows
 from leadline.engine.runner.prefill_graphs import PrefillGraphs
 from leadline.engine.runner.slots import SlotTables
+from leadline.engine.runner.split import StepCosts
 from leadline.engine.sampling import Sampler
 from leadline.engine.sampling.state import RANDOM
 from leadline.engine.sampling.triton_draw import Drawer
@@ -86,17 +87,17 @@ class DecodeGraphs:
         block_size: int,
         max_model_len: int,
         max_tokens: int,
-        agree: Callable[[bool], bool] = bool,
+        least: Callable[[int], int] = int,
     ) -> None:
-        """max_tokens: most tokens of one chunk. agree: whether all ranks say so. Raises ValueError for a
-        backend that cannot be captured."""
+        """max_tokens: most tokens of one chunk. least: the smallest of what all ranks say; waits for them.
+        Raises ValueError for a backend that cannot be captured."""
         if backend.graph_padding is None:
             raise ValueError(f"attention backend {backend.name!r} cannot be captured in a CUDA graph")
         max_rows = len(tables.known)
         self.model, self.backend, self.kv_cache = model, backend, kv_cache
         self.tables, self.sampler = tables, sampler
         self.block_size, self.max_model_len = block_size, max_model_len
-        self.agree = agree
+        self.least = least
         self.sizes = graph_sizes(max_rows)
         device = tables.device
         self.buffers = DecodeBuffers(tables, max_rows, block_size, backend.graph_padding)
@@ -159,6 +160,25 @@ class DecodeGraphs:
         hidden = model.forward(buffers.ids[:size], buffers.positions[:size], self.attend, write)
         logits = model.compute_logits(hidden, self.logits[:size])
         self.draw(logits, buffers.slots, buffers.next_positions, buffers.random)
+
+    def costs(self) -> StepCosts:
+        """What captured steps of padding take, once `capture` has captured everything."""
+        decode = {}
+        for size in self.sizes:
+            self.buffers.send(None, size)
+            decode[size] = self.microseconds(self._graphs[size])
+        return StepCosts(self.prefill.launch_us, decode, self.prefill.costs())
+
+    def microseconds(self, graph: torch.cuda.CUDAGraph) -> int:
+        """Of a replay; the second of two, which all ranks begin together."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()
+        self.least(0)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return self.least(int(begin.elapsed_time(end) * 1000))
 
     def clear(self) -> None:
         """Destroy all graphs; what still runs of them ends first. Final."""

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 from leadline.engine.attention import AttentionBackend
-from leadline.engine.core.plan import StepPlan
+from leadline.engine.core.plan import StepHandle, StepPlan
 from leadline.engine.models.base import CausalLM, KVWrite
 from leadline.engine.profiling import Phases
 from leadline.engine.runner.handle import RunnerHandle, start_copy
 from leadline.engine.runner.inputs import InputBuilder, StepInputs
 from leadline.engine.runner.prompt_logprobs import prompt_logprobs
 from leadline.engine.runner.slots import SlotTables
+from leadline.engine.runner.split import JoinedHandles, StepSplitter
 from leadline.engine.sampling import Sampler
 from leadline.engine.sampling.state import LOGPROBS, RANDOM
 from leadline.engine.sampling.transfer import upload
@@ -79,11 +80,13 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         """Captured steps; None runs every step eagerly."""
         self.graph_report: CaptureReport | None = None
+        self.splitter: StepSplitter | None = None
+        """Makes several steps of one where that is faster."""
         self.phases = Phases()
 
-    def make_graphs(self, max_tokens: int, agree: Callable[[bool], bool] = bool) -> DecodeGraphs | None:
+    def make_graphs(self, max_tokens: int, least: Callable[[int], int] = int) -> DecodeGraphs | None:
         """Graphs of this runner's steps of at most max_tokens tokens, none captured yet; None where steps
-        cannot be captured. `agree`: whether all ranks say so."""
+        cannot be captured. `least`: the smallest of what all ranks say."""
         if self.device.type != "cuda" or self.backend.graph_padding is None:
             return None
         try:
@@ -99,14 +102,20 @@ class ModelRunner:
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             max_tokens=max_tokens,
-            agree=agree,
+            least=least,
         )
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> RunnerHandle:
+    def launch(self, plan: StepPlan) -> StepHandle:
         """Start the step. Raises torch's OutOfMemoryError if activations do not fit."""
         self.sampler.release(plan.released)
         self.sampler.enter(plan.entered)
+        pieces = [plan] if self.splitter is None else self.splitter.split(plan)
+        later = [self._launch(piece) for piece in pieces[1:]]
+        first = self._launch(pieces[0])
+        return JoinedHandles(plan.step_id, [first, *later]) if later else first
+
+    def _launch(self, plan: StepPlan) -> RunnerHandle:
         handle = RunnerHandle(plan.step_id, None, None)
         step = None
         if self.graphs is not None:

@@ -99,6 +99,8 @@ class PrefillGraphs:
         self.context_lens = torch.zeros(1, dtype=torch.int32, device=device)
         width = decode.tables.device_tables.shape[1]
         self.block_tables = torch.zeros((1, width), dtype=torch.int32, device=device)
+        self.launch_us = 0
+        """What the host needed to launch the last plain step that was timed."""
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         """By length, and whether the chunk must start at position 0."""
 
@@ -114,12 +116,13 @@ class PrefillGraphs:
         fresh = self.decode.backend.graph_fresh_chunks
         self.step(length, fresh)  # compiles kernels
         torch.cuda.synchronize()
-        self.decode.agree(True)  # the others may still compile
+        self.decode.least(0)  # the others may still compile
         began = time.perf_counter()
         self.step(length, fresh)
         launched = time.perf_counter()
         torch.cuda.synchronize()
-        return self.decode.agree(time.perf_counter() - began < 1.2 * (launched - began))
+        self.launch_us = self.decode.least(int((launched - began) * 1e6))
+        return bool(self.decode.least(time.perf_counter() - began < 1.2 * (launched - began)))
 
     def capture(self, length: int) -> None:
         """After any prefix; and without one, where the backend has a faster way for that."""
@@ -128,6 +131,11 @@ class PrefillGraphs:
             self._graphs[length, fresh] = self.decode.capture_step(
                 lambda fresh=fresh: self.step(length, fresh)
             )
+
+    def costs(self) -> dict[int, int]:
+        """Microseconds of a graph's replay by its length."""
+        self._send(np.zeros(_HEADER, dtype=np.int64))
+        return {length: self.decode.microseconds(self._graphs[length, False]) for length in self.lengths}
 
     def clear(self) -> None:
         self._graphs.clear()

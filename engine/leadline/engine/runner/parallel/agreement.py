@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import zlib
 
+import numpy as np
 import torch
 
-from leadline.engine.runner.handle import RunnerHandle
+from leadline.engine.core.plan import StepHandle
 from leadline.engine.runner.parallel.group import RankGroup
 
 __all__ = ["checksums"]
 
 
-def checksums(group: RankGroup, handle: RunnerHandle) -> list[int]:
+def checksums(group: RankGroup, handle: StepHandle) -> list[int]:
     """A checksum of the step's number and tokens, of each rank in order. Waits for the step."""
-    if handle.event is not None:
-        handle.event.synchronize()
-    tokens = b"" if handle.tokens is None else handle.tokens.numpy().tobytes()
-    own = zlib.crc32(tokens, handle.step_id & 0xFFFFFFFF)
+    result = handle.wait()
+    own = zlib.crc32(np.array(result.tokens, dtype=np.int64).tobytes(), result.step_id & 0xFFFFFFFF)
     return group.all_gather(torch.tensor([[own]], dtype=torch.int64, device=group.device))[0].tolist()
