@@ -81,6 +81,18 @@ def test_echo_with_logprobs_scores_prompt_and_answer(server: LiveServer) -> None
         assert text[offset : offset + len(token)] == token
 
 
+def test_every_choice_of_an_echoed_prompt_has_the_prompts_logprobs(server: LiveServer) -> None:
+    """All but its last token is cached, so the second choice answers before the first has scored it."""
+    prompt = tokens_of(server, f"{PROMPT} Jupiter. " * 6)[: 3 * BLOCK + 1]
+    create(server, prompt=prompt, max_tokens=1)
+    answer = create(server, prompt=prompt, echo=True, logprobs=1, n=2, max_tokens=2)
+    first, second = (choice.logprobs for choice in answer.choices)
+    assert len(first.tokens) == len(prompt) + 2
+    assert second.tokens == first.tokens
+    assert second.text_offset == first.text_offset
+    assert second.token_logprobs[:-2] == first.token_logprobs[:-2]
+
+
 def test_max_tokens_0_with_echo_scores_the_prompt_alone(server: LiveServer) -> None:
     answer = create(server, echo=True, logprobs=0, max_tokens=0)
     assert answer.choices[0].text == PROMPT

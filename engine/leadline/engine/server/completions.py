@@ -79,10 +79,14 @@ class _Choice:
     """Prompt to put in front of the first chunk."""
     echo_ids: list[int] | None = None
     texts: list[str] = field(default_factory=list)
-    columns: list[CompletionLogprobs] = field(default_factory=list)
+    entries: list[TokenLogprobs] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    score: float = 0.0
     last: OutputDelta | None = None
+
+    @property
+    def score(self) -> float:
+        """Log probability, by which `best_of` ranks."""
+        return sum(entry.logprob for entry in self.entries)
 
 
 class _Answer:
@@ -207,11 +211,7 @@ class _Answer:
         choice.texts.append(delta.text)
         choice.token_ids += delta.token_ids
         if delta.logprobs is not None:
-            choice.score += sum(entry.logprob for entry in delta.logprobs)
-            if choice.logprobs is not None and not self._score_only:
-                if not choice.columns and (echoed := self._echo_columns(prompt, choice)):
-                    choice.columns.append(echoed)
-                choice.columns.append(choice.logprobs.output(delta.logprobs))
+            choice.entries += delta.logprobs
 
     def _echo_columns(self, prompt: int, choice: _Choice) -> CompletionLogprobs | None:
         rows = self._prompt_rows[prompt]
@@ -221,10 +221,13 @@ class _Answer:
 
     def _finished(self, prompt: int, index: int, choice: _Choice) -> CompletionChoice:
         assert choice.last is not None
-        columns = choice.columns
-        if choice.logprobs is not None and self._score_only:
-            echoed = self._echo_columns(prompt, choice)
-            columns = [echoed] if echoed is not None else []
+        columns: list[CompletionLogprobs] = []
+        if choice.logprobs is not None:
+            # Not before the end: a choice whose prompt is cached overtakes the one that scores the prompt.
+            if (echoed := self._echo_columns(prompt, choice)) is not None:
+                columns.append(echoed)
+            if not self._score_only:
+                columns.append(choice.logprobs.output(choice.entries))
         result = CompletionChoice(
             index=index,
             text=choice.echo_text + ("" if self._score_only else "".join(choice.texts)),
