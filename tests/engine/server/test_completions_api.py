@@ -132,6 +132,16 @@ def test_best_of_returns_the_likeliest_choices(server: LiveServer) -> None:
     assert answer.usage.completion_tokens == everything.usage.completion_tokens
 
 
+def test_best_of_ranks_by_log_probability_per_token(server: LiveServer) -> None:
+    """By their sum, the answer that ends first would win."""
+    body = {"temperature": 0.8, "seed": 9, "logprobs": 0, "stop": ["."], "max_tokens": 8}
+    choices = create(server, n=4, **body).choices
+    scores = [choice.logprobs.token_logprobs for choice in choices]
+    likeliest = max(range(4), key=lambda i: sum(scores[i]) / len(scores[i]))
+    assert likeliest != max(range(4), key=lambda i: sum(scores[i])), "another seed is needed"
+    assert create(server, best_of=4, **body).choices[0].text == choices[likeliest].text
+
+
 def test_a_seed_gives_the_same_draws_alone_and_in_a_batch(server: LiveServer) -> None:
     """E25."""
     body = {"temperature": 1.0, "seed": 1234, "max_tokens": 8}

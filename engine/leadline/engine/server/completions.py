@@ -85,8 +85,8 @@ class _Choice:
 
     @property
     def score(self) -> float:
-        """Log probability, by which `best_of` ranks."""
-        return sum(entry.logprob for entry in self.entries)
+        """Log probability per token, by which `best_of` ranks."""
+        return sum(entry.logprob for entry in self.entries) / max(1, len(self.entries))
 
 
 class _Answer:
