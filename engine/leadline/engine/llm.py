@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -106,7 +106,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: Params = None,
         *,
         max_tokens: int | None = None,
@@ -133,6 +133,8 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, through the model's chat template. Else as `generate`."""
+        if isinstance(messages, Mapping):
+            raise RequestError("messages must be a list, even of one message", param="messages")
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = messages if several else [messages]
         prompts = [self.chat_renderer.render(conversation, tools=tools) for conversation in conversations]
@@ -171,6 +173,13 @@ class LLM:
         if given is None:
             given = self.default_sampling_params()
         each = [given] * count if isinstance(given, SamplingParams) else list(given)
+        for one in each:
+            if not isinstance(one, SamplingParams):
+                raise RequestError(
+                    f"sampling_params must be SamplingParams, one or a list, got {type(given).__name__} "
+                    f"of {type(one).__name__}",
+                    param="sampling_params",
+                )
         if len(each) != count:
             raise RequestError(
                 f"there are {count} prompts and {len(each)} sampling_params; give one, or one a prompt",
@@ -246,11 +255,22 @@ class LLM:
             self.core.step()
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt (a string, or a sequence of ids) or many → many."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """One prompt (a string, or a sequence of ids) or many, in whatever holds them → many."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, bytes | bytearray | Mapping) or not isinstance(prompts, Iterable):
+        raise RequestError(
+            f"prompts must be text, token ids or several of them, got {type(prompts).__name__}",
+            param="prompts",
+        )
+    many: list[Any] = list(prompts)
+    return [many] if many and _is_number(many[0]) else many
+
+
+def _is_number(value: object) -> bool:
+    """An integer of Python's or numpy's; of torch's those without dimensions."""
+    return hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0
 
 
 def _describe(delta: OutputDelta) -> str:

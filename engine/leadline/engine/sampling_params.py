@@ -10,13 +10,15 @@ admits requests.
 from __future__ import annotations
 
 import math
-from typing import Literal
+import operator
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 
 from leadline.engine.errors import RequestError
 
-__all__ = ["SamplingParams", "StructuredSpec"]
+__all__ = ["SamplingParams", "StructuredSpec", "typed"]
 
 
 class StructuredSpec(msgspec.Struct, frozen=True):
@@ -61,8 +63,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature < 1e-3
 
     def validate(self) -> SamplingParams:
-        """Return self, or raise RequestError naming the parameter, its value and its range."""
+        """These parameters in their own types (`typed`), or RequestError naming the one that is wrong, its
+        value and its range."""
+        return typed(msgspec.structs.asdict(self))._in_range()
 
+    def _in_range(self) -> SamplingParams:
         def need(ok: bool, param: str, rule: str) -> None:
             if not ok:
                 raise RequestError(f"{param} must be {rule}, got {getattr(self, param)!r}", param=param)
@@ -102,3 +107,30 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                     param="logit_bias",
                 )
         return self
+
+
+def typed(given: Mapping[str, Any]) -> SamplingParams:
+    """Of values as people write them: `stop` may be one string, keys of `logit_bias` decimal text as in JSON,
+    numbers and lists numpy's. Raises RequestError naming the parameter of a wrong type."""
+    fields = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in given.items()}
+    if isinstance(fields.get("stop"), str):
+        fields["stop"] = (fields["stop"],)
+    if isinstance(fields.get("logit_bias"), Mapping):
+        fields["logit_bias"] = {_token_id(key): value for key, value in fields["logit_bias"].items()}
+    try:
+        return msgspec.convert(fields, SamplingParams)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        param = path.rstrip("`").split("[")[0] or None
+        raise RequestError(f"{param or 'sampling parameters'}: {message}", param=param) from error
+
+
+def _token_id(key: object) -> int:
+    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10:
+        return int(key)
+    if not isinstance(key, str | bool):
+        try:
+            return operator.index(key)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    raise RequestError(f"logit_bias maps token ids to numbers; {key!r} is not a token id", param="logit_bias")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import weakref
 
+import numpy as np
 import pytest
+import torch
 from exact_prompts import NEW_TOKENS, SHORT
 
 from leadline.engine import LLM, SamplingParams
@@ -33,6 +35,31 @@ def test_a_single_prompt_may_be_given_bare(llm, prompts, reference):
     (text,) = llm.generate(SHORT[0], max_tokens=5, temperature=0, use_tqdm=False)
     (ids,) = llm.generate(prompts[0], max_tokens=5, temperature=0, use_tqdm=False)
     assert text.outputs[0].token_ids == ids.outputs[0].token_ids == reference.tokens[0][:5]
+
+
+def test_prompts_may_come_out_of_anything_that_holds_them(llm, prompts, reference):
+    ids = np.array(prompts[0])
+    for given in (ids, list(ids), torch.tensor(prompts[0]), iter(SHORT[:1]), np.array([prompts[0]])):
+        (output,) = llm.generate(given, max_tokens=3, temperature=0, use_tqdm=False)
+        assert output.outputs[0].token_ids == reference.tokens[0][:3]
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"abc", {"prompt": "a"}, [None], [b"abc"], [1.5]])
+def test_what_is_no_prompt_is_refused_by_its_type(llm, prompts):
+    with pytest.raises(RequestError, match="prompt"):
+        llm.generate(prompts, use_tqdm=False)
+
+
+@pytest.mark.parametrize("given", [{"max_tokens": 3}, [{"max_tokens": 3}]])
+def test_what_is_no_sampling_params_is_refused(llm, given):
+    with pytest.raises(RequestError, match="must be SamplingParams") as caught:
+        llm.generate(["a"], given, use_tqdm=False)
+    assert caught.value.param == "sampling_params"
+
+
+def test_one_message_is_no_conversation(llm):
+    with pytest.raises(RequestError, match="list"):
+        llm.chat({"role": "user", "content": "Hi"}, use_tqdm=False)
 
 
 def test_each_prompt_may_have_its_own_parameters(llm):

@@ -256,6 +256,43 @@ def test_wrong_names_and_types_are_named(builder, given, param):
     assert caught.value.param == param
 
 
+def test_parameters_built_by_hand_are_understood_as_well(builder):
+    """One stop string is not a list of its characters."""
+    params = SamplingParams(
+        stop="END",
+        logit_bias={"5": 2},
+        stop_token_ids=[7],
+        temperature=np.float32(0.5),
+        max_tokens=np.int64(3),
+    )
+    sampling = builder.build([5], params).sampling
+    assert sampling == SamplingParams(
+        stop=("END",), logit_bias={5: 2.0}, stop_token_ids=(7,), temperature=0.5, max_tokens=3
+    )
+    assert type(sampling.max_tokens) is int
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"stop": None}, "stop"),
+        ({"stop": [1]}, "stop"),
+        ({"temperature": "0.7"}, "temperature"),
+        ({"max_tokens": 5.5}, "max_tokens"),
+        ({"stop_token_ids": 5}, "stop_token_ids"),
+        ({"logit_bias": {5: "a"}}, "logit_bias"),
+        ({"structured": "[0-9]+"}, "structured"),
+    ],
+)
+def test_wrong_types_of_parameters_built_by_hand_are_named(builder, given, param):
+    assert refused(builder, [5], SamplingParams(**given)).param == param
+
+
+@pytest.mark.parametrize("prompt", [b"abc", {"prompt_token_ids": [5]}, None, 5.0])
+def test_what_is_neither_text_nor_token_ids_is_refused_by_its_type(builder, prompt):
+    assert type(prompt).__name__ in refused(builder, prompt).message
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.1, 2.1])
 def test_ranges_are_checked(builder, value):
     assert refused(builder, [5], SamplingParams(temperature=value)).param == "temperature"

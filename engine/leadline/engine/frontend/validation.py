@@ -19,7 +19,7 @@ import operator
 import secrets
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, get_args
 
 import msgspec
@@ -28,7 +28,7 @@ from leadline.engine.config import EngineConfig
 from leadline.engine.errors import RequestError
 from leadline.engine.frontend.structured import GrammarCompiler
 from leadline.engine.messages import CoreRequest, PriorityClass
-from leadline.engine.sampling_params import SamplingParams
+from leadline.engine.sampling_params import SamplingParams, typed
 from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = ["ModelFacts", "RequestBuilder"]
@@ -87,16 +87,7 @@ class RequestBuilder:
         unknown = sorted(fields.keys() - set(SamplingParams.__struct_fields__))
         if unknown:
             raise RequestError(f"unknown sampling parameter {unknown[0]!r}", param=unknown[0])
-        if isinstance(fields.get("stop"), str):
-            fields["stop"] = (fields["stop"],)
-        if isinstance(fields.get("logit_bias"), Mapping):
-            fields["logit_bias"] = {_token_id(k, "logit_bias"): v for k, v in fields["logit_bias"].items()}
-        try:
-            return msgspec.convert(fields, SamplingParams)
-        except msgspec.ValidationError as error:
-            message, _, path = str(error).partition(" - at `$.")
-            param = path.rstrip("`").split("[")[0] or None
-            raise RequestError(f"{param or 'sampling parameters'}: {message}", param=param) from error
+        return typed(fields)
 
     def build(
         self,
@@ -118,7 +109,7 @@ class RequestBuilder:
         monotonic clock (`arrival`, `deadline`) or seconds (`queue_timeout`; None takes the engine's). The
         result's `sampling.n` may be above 1: `OutputProcessor.add` fans it out. Raises RequestError.
         """
-        sampling.validate()
+        sampling = sampling.validate()
         token_ids = self._prompt_ids(prompt, add_special_tokens)
         if not 0 <= num_resumed < len(token_ids):
             raise RequestError(
@@ -200,6 +191,10 @@ class RequestBuilder:
 
     def _checked_ids(self, prompt: Sequence[int]) -> list[int]:
         """Plain ints within the vocabulary; numpy integers are taken, booleans and floats are not."""
+        if isinstance(prompt, bytes | bytearray | Mapping) or not isinstance(prompt, Iterable):
+            raise RequestError(
+                f"a prompt must be text or token ids, got {type(prompt).__name__}", param="prompt"
+            )
         token_ids = list(prompt)
         if set(map(type, token_ids)) <= {int} and (
             not token_ids or (min(token_ids) >= 0 and max(token_ids) < self._vocab_size)
@@ -273,12 +268,3 @@ class RequestBuilder:
                         f"{param} names token {token_id}, but the vocabulary ends at {self._vocab_size - 1}",
                         param=param,
                     )
-
-
-def _token_id(key: object, param: str) -> int:
-    """JSON objects have string keys, so token ids arrive as decimal text."""
-    if isinstance(key, int) and not isinstance(key, bool):
-        return key
-    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10:
-        return int(key)
-    raise RequestError(f"{param} maps token ids to numbers; {key!r} is not a token id", param=param)
