@@ -167,7 +167,8 @@ class EngineCore:
         for token in resumed:
             if not matcher.accept(token):
                 raise RequestError(
-                    f"the resumed output does not follow the grammar at token {token}", param="num_resumed"
+                    f"the resumed output does not follow the grammar at token {token}",
+                    param="resume_token_ids",
                 )
         return matcher
 

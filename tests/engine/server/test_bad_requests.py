@@ -10,6 +10,7 @@ import pytest
 from live_server import CONTEXT, LiveServer
 
 HI = [{"role": "user", "content": "Hi"}]
+NONSENSE = {"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}
 
 
 def refused(server: LiveServer, path: str, status: int = 400, **body: Any) -> dict[str, Any]:
@@ -50,6 +51,9 @@ def completes(server: LiveServer) -> None:
         ({"prompt": "a", "priority_class": "royal"}, "priority_class"),
         ({"prompt": "a", "regex": "a", "response_format": {"type": "json_object"}}, "response_format"),
         ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format.type"),
+        ({"prompt": "a", "regex": "(unclosed"}, "regex"),
+        ({"prompt": "a", "grammar": "start: nowhere"}, "grammar"),
+        ({"prompt": "a", "max_tokens": 1, "resume_token_ids": [5]}, "resume_token_ids"),
         ({}, "prompt"),
     ],
 )
@@ -72,6 +76,9 @@ def test_a_bad_completion_request_names_its_field(
         ({"messages": HI, "top_logprobs": 2}, "top_logprobs"),
         ({"messages": HI, "tool_choice": "required"}, "tool_choice"),
         ({"messages": HI, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"messages": [{"role": "user", "content": "a b " * CONTEXT}]}, "messages"),
+        ({"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": HI, "tool_choice": "required", "tools": [NONSENSE]}, "tools"),
     ],
 )
 def test_a_bad_chat_request_names_its_field(

@@ -172,7 +172,7 @@ def _rejected(spec: StructuredSpec, complaint: str) -> RequestError:
     )
     return RequestError(
         f"the {what} for structured output cannot be used: {reason}",
-        param="response_format",
+        param={"regex": "regex", "lark": "grammar"}.get(spec.kind, "response_format"),
         code="invalid_grammar",
     )
 

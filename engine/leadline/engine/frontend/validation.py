@@ -115,7 +115,7 @@ class RequestBuilder:
             raise RequestError(
                 f"num_resumed must be at least 0 and below the prompt's {len(token_ids)} tokens, got "
                 f"{num_resumed}",
-                param="num_resumed",
+                param="resume_token_ids",
             )
         if num_resumed and sampling.n > 1:
             raise RequestError("a resumed request has n = 1", param="n")
@@ -241,7 +241,7 @@ class RequestBuilder:
         if num_resumed >= max_tokens:
             raise RequestError(
                 f"the request resumes after {num_resumed} output tokens, but max_tokens is {max_tokens}",
-                param="num_resumed",
+                param="resume_token_ids",
             )
         return max_tokens
 

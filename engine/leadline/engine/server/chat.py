@@ -16,6 +16,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from leadline.engine.async_engine import AsyncEngine
+from leadline.engine.errors import RequestError
 from leadline.engine.frontend.tool_schema import ToolPlan, plan_tools
 from leadline.engine.frontend.tools import (
     ForcedCallParser,
@@ -39,7 +40,7 @@ from leadline.engine.server.http import sse
 from leadline.engine.server.logprobs import chat_logprobs
 from leadline.engine.server.metrics import RequestTimer
 from leadline.engine.server.outlet import EventTemplate, Outlet
-from leadline.engine.server.params import chat_sampling, extras
+from leadline.engine.server.params import chat_param, chat_sampling, extras
 from leadline.engine.server.prompts import prompts_of
 from leadline.engine.server.state import ServerState
 from leadline.protocol.openai.chat import ChatCompletionRequest, FunctionCall, ToolCall
@@ -71,13 +72,17 @@ async def _prepare(body: ChatCompletionRequest, engine: AsyncEngine) -> _Answer:
     )
     sampling = engine.builder.sampling_params(chat_sampling(body, plan.constraint))
     (prompt,) = await prompts_of(body, engine)
-    request = await engine.prepare(
-        prompt.content,
-        sampling,
-        request_id=new_id("chatcmpl"),
-        add_special_tokens=prompt.add_special_tokens,
-        **extras(body),
-    )
+    try:
+        request = await engine.prepare(
+            prompt.content,
+            sampling,
+            request_id=new_id("chatcmpl"),
+            add_special_tokens=prompt.add_special_tokens,
+            **extras(body),
+        )
+    except RequestError as error:
+        error.param = chat_param(error.param, plan.constraint)
+        raise
     return _Answer(body, engine, plan, request)
 
 

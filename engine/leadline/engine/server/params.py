@@ -13,7 +13,7 @@ from leadline.protocol.openai.chat import ChatCompletionRequest
 from leadline.protocol.openai.common import GenerationRequest, JsonObjectFormat, JsonSchemaFormat
 from leadline.protocol.openai.completion import CompletionRequest
 
-__all__ = ["chat_sampling", "completion_sampling", "extras"]
+__all__ = ["chat_param", "chat_sampling", "completion_sampling", "extras"]
 
 _COPIED = (
     "temperature",
@@ -45,6 +45,13 @@ def chat_sampling(request: ChatCompletionRequest, structured: StructuredSpec | N
     if request.logprobs:
         given["logprobs"] = request.top_logprobs or 0
     return given
+
+
+def chat_param(param: str | None, structured: StructuredSpec | None) -> str | None:
+    """What a chat calls the field in which the engine found a fault. `structured`: as for `chat_sampling`."""
+    if param == "response_format" and structured is not None:
+        return "tools"
+    return {"prompt": "messages", "logprobs": "top_logprobs"}.get(param or "", param)
 
 
 def completion_sampling(request: CompletionRequest) -> dict[str, Any]:
