@@ -19,7 +19,7 @@ from leadline.protocol.openai import (
 )
 from leadline.protocol.openai import service as s
 from leadline.protocol.openai.chat import FunctionCall, NamedToolChoice, ToolCall, UserMessage
-from leadline.protocol.openai.common import JsonSchemaFormat
+from leadline.protocol.openai.common import NOT_SUPPORTED, JsonSchemaFormat
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -71,6 +71,16 @@ def test_a_message_goes_back_to_the_dictionary_it_came_from():
 def test_unknown_fields_and_explicit_nulls_are_no_errors():
     nulls = {name: None for name in ChatCompletionRequest.__struct_fields__ if name != "messages"}
     assert chat(**nulls, store=True, service_tier="auto", metadata={}) == chat()
+
+
+@pytest.mark.parametrize("field", NOT_SUPPORTED)
+def test_what_would_change_the_answer_and_is_not_supported_is_refused_with_what_is(field):
+    """Ignored, a constraint in another server's spelling would give an answer that breaks it."""
+    for value in ("[0-9]+", {"type": "object"}, ["a"]):
+        body = {"messages": HI, field: value}
+        with pytest.raises(InvalidBody, match=rf"{field} is not supported; use \w+") as caught:
+            decode_body(json.dumps(body).encode(), ChatCompletionRequest)
+        assert caught.value.param == field
 
 
 def test_a_schema_for_the_answer_is_kept_as_it_came():

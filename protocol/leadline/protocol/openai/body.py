@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from leadline.protocol.openai.common import NOT_SUPPORTED
+
 __all__ = ["InvalidBody", "decode_body", "encode_body"]
 
 T = TypeVar("T")
@@ -35,7 +37,10 @@ def decode_body(body: bytes, kind: type[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise InvalidBody(str(error), _param(str(error))) from error
+        message, param = str(error), _param(str(error))
+        if param in NOT_SUPPORTED:
+            message = f"{param} is not supported; {NOT_SUPPORTED[param]}"
+        raise InvalidBody(message, param) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidBody(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:

@@ -121,6 +121,9 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: None = None
+    """Refused, as is `function_call`: the older form of tools (NOT_SUPPORTED)."""
+    function_call: None = None
 
     # Extensions: how the chat template is applied.
     add_generation_prompt: bool | None = None

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 __all__ = [
+    "NOT_SUPPORTED",
     "FinishReason",
     "GenerationRequest",
     "JsonObjectFormat",
@@ -75,6 +76,21 @@ class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", kw_o
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
+_INSTEAD = "use response_format, regex or grammar"
+
+NOT_SUPPORTED = {
+    "guided_json": _INSTEAD,
+    "guided_regex": _INSTEAD,
+    "guided_choice": _INSTEAD,
+    "guided_grammar": _INSTEAD,
+    "structured_outputs": _INSTEAD,
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+}
+"""Fields of other servers and of older clients that would change the answer, and what there is instead. All
+of them may be null."""
+
+
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """Fields that both kinds of request have."""
 
@@ -119,6 +135,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     """Output that another pod already sent for this request: generation goes on behind it."""
     return_token_ids: bool | None = None
     """Report output token ids beside the text."""
+
+    # Refused, since an answer without them would not be what was asked for (NOT_SUPPORTED).
+    guided_json: None = None
+    guided_regex: None = None
+    guided_choice: None = None
+    guided_grammar: None = None
+    structured_outputs: None = None
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):
