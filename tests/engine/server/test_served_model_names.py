@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from urllib.parse import quote
 
 import pytest
 from live_server import ODD_NAMES, LiveServer
@@ -22,6 +23,8 @@ def test_the_model_list_has_the_served_name_first_and_then_the_aliases(narrow_se
 @pytest.mark.parametrize("name", ["strict", *ODD_NAMES])
 def test_every_name_reaches_the_model(narrow_server: LiveServer, name: str) -> None:
     with narrow_server.http as http:
+        card = http.get(f"/v1/models/{quote(name, safe='')}", headers=KEY)
+        assert card.json()["id"] == name
         body = {"model": name, "max_tokens": 1, "temperature": 0}
         chat = {**body, "messages": [{"role": "user", "content": "Hi"}]}
         for path, asked in (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib.metadata import version
 
 import msgspec
+import openai
+import pytest
 from live_server import BLOCK, CONTEXT, LiveServer
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,6 +19,15 @@ def test_the_model_list_names_the_served_model(server: LiveServer) -> None:
     (card,) = server.client.models.list().data
     assert card.id == "smollm2"
     assert card.model_dump()["max_model_len"] == CONTEXT
+
+
+def test_a_model_is_retrieved_by_its_name(server: LiveServer) -> None:
+    (card,) = server.client.models.list().data
+    assert server.client.models.retrieve("smollm2") == card
+    with pytest.raises(openai.NotFoundError) as caught:
+        server.client.models.retrieve("Qwen/Qwen3-8B")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    assert "'Qwen/Qwen3-8B'" in caught.value.message
 
 
 def test_the_model_list_says_what_block_hashes_start_from(server: LiveServer) -> None:

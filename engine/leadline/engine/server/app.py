@@ -40,6 +40,7 @@ _KEYED_ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/chat/completions", chat.create),
     ("POST", "/v1/completions", completions.create),
     ("GET", "/v1/models", service.models),
+    ("GET", "/v1/models/{name:path}", service.model),
     ("POST", "/tokenize", service.tokenize),
     ("POST", "/detokenize", service.detokenize),
     ("GET", "/admin/tokenizer", service.tokenizer),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from leadline.protocol.openai.responses import (
 from leadline.protocol.openai.service import (
     DetokenizeRequest,
     DetokenizeResponse,
+    ModelCard,
     ModelList,
     NotReadyResponse,
     ResetPrefixCacheResponse,
@@ -61,6 +63,7 @@ _OPERATIONS: list[tuple[str, str, str, Any, Any, Any, tuple[int, ...]]] = [
     ),
     ("/v1/completions", "post", "Continue a text", CompletionRequest, Completion, Completion, _GENERATE),
     ("/v1/models", "get", "The model served", None, ModelList, None, (401, 500, 503)),
+    ("/v1/models/{name}", "get", "A name of the model", None, ModelCard, None, (401, 404, 500, 503)),
     ("/tokenize", "post", "Text to token ids", TokenizeRequest, TokenizeResponse, None, _TEXT),
     ("/detokenize", "post", "Token ids to text", DetokenizeRequest, DetokenizeResponse, None, _TEXT),
     ("/health", "get", "The process is up", None, StatusResponse, None, (503,)),
@@ -120,9 +123,17 @@ def document() -> dict[str, Any]:
             responses[str(status)] = _refusal(status, schema_of[shape])
         operation: dict[str, Any] = {
             "summary": summary,
-            "operationId": path.strip("/").replace("/", "_"),
+            "operationId": re.sub(r"\W+", "_", path.strip("/{}")),
             "responses": responses,
         }
+        if path.endswith("{name}"):
+            name = {
+                "name": "name",
+                "in": "path",
+                "required": True,
+                "schema": {"type": "string", "minLength": 1},
+            }
+            operation["parameters"] = [name]
         if request is not None:
             operation["requestBody"] = {
                 "required": True,

@@ -11,6 +11,7 @@ from msgspec import UNSET
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
+from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.server.http import ApiError, JSONBytes, read_body, until_disconnect
 from leadline.engine.server.prompts import check_token_ids, encode, prompts_of
 from leadline.engine.server.state import Phase, ServerState
@@ -35,6 +36,7 @@ __all__ = [
     "health",
     "leadline_version",
     "metrics",
+    "model",
     "models",
     "ready",
     "reset_prefix_cache",
@@ -82,16 +84,23 @@ async def version(_: Request, state: ServerState) -> Response:
 
 async def models(_: Request, state: ServerState) -> Response:
     engine = state.admit()
-    cards = [
-        ModelCard(
-            id=name,
-            created=_STARTED,
-            max_model_len=engine.max_model_len,
-            prefix_chain=UNSET if engine.prefix_chain is None else engine.prefix_chain,
-        )
-        for name in state.names
-    ]
-    return JSONBytes(ModelList(data=cards))
+    return JSONBytes(ModelList(data=[_card(name, engine) for name in state.names]))
+
+
+async def model(request: Request, state: ServerState) -> Response:
+    engine = state.admit()
+    name = request.path_params["name"]
+    state.check_model(name)
+    return JSONBytes(_card(name, engine))
+
+
+def _card(name: str, engine: AsyncEngine) -> ModelCard:
+    return ModelCard(
+        id=name,
+        created=_STARTED,
+        max_model_len=engine.max_model_len,
+        prefix_chain=UNSET if engine.prefix_chain is None else engine.prefix_chain,
+    )
 
 
 async def tokenize(request: Request, state: ServerState) -> Response:
