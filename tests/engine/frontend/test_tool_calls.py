@@ -109,11 +109,26 @@ def test_what_only_looks_like_markup_is_given_back():
         '{"arguments": {}}',
         "[]",
         '{"name": "f", "arguments": [1]}',
+        '{"name": "f", "arguments": {"x": NaN}}',
+        '{"name": "f", "arguments": {"x": 1e999}}',
+        '{"name": "\\ud83d", "arguments": {}}',
     ],
 )
 def test_malformed_calls_are_content_as_written(body):
     text = f"x <tool_call>{body}</tool_call> y"
     assert parse("hermes", text) == ParsedText(text)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_half_a_surrogate_pair_in_arguments_has_a_json_form(named):
+    """An answer that holds it bare cannot be encoded."""
+    arguments = '{"face": "\\ud83d", "é": 1}'
+    if named:
+        parsed = parse_tool_calls(ForcedCallParser("f"), arguments)
+    else:
+        parsed = parse("hermes", f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>')
+    (call,) = parsed.calls
+    assert json.loads(call.arguments.encode()) == {"face": "\ud83d", "é": 1}
 
 
 def test_a_missing_closing_tag_is_forgiven_when_the_json_is_complete():

@@ -115,10 +115,10 @@ class ForcedCallParser:
         if self._named is None:
             calls = calls_from_json(text, first_index=0)
             return ParsedText(calls=calls) if calls else ParsedText(content=text)
-        arguments = _load(text)
-        if not isinstance(arguments, dict):
+        arguments = _dump(_load(text))
+        if arguments is None:
             return ParsedText(content=text)
-        return ParsedText(calls=[ToolCall(0, self._named, json.dumps(arguments, ensure_ascii=False))])
+        return ParsedText(calls=[ToolCall(0, self._named, arguments)])
 
 
 def calls_from_json(text: str, *, first_index: int, names: Collection[str] = ()) -> list[ToolCall]:
@@ -137,12 +137,30 @@ def calls_from_json(text: str, *, first_index: int, names: Collection[str] = ())
         arguments = entry.get("arguments", entry.get("parameters", {}))
         if isinstance(arguments, str):
             arguments = _load(arguments or "{}")
-        if not isinstance(arguments, dict):
+        written = _dump(arguments)
+        if written is None or not _is_utf8(entry["name"]):
             return []
-        calls.append(
-            ToolCall(first_index + len(calls), entry["name"], json.dumps(arguments, ensure_ascii=False))
-        )
+        calls.append(ToolCall(first_index + len(calls), entry["name"], written))
     return calls
+
+
+def _dump(arguments: Any) -> str | None:
+    """JSON text of an object, with a UTF-8 form: half of a surrogate pair, which models may write, stays
+    escaped. None for anything else, NaN and infinity within included: JSON has neither."""
+    if not isinstance(arguments, dict):
+        return None
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return None
+    return text if _is_utf8(text) else json.dumps(arguments)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        return text.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _load(text: str) -> Any:
