@@ -90,6 +90,23 @@ def test_a_bad_chat_request_names_its_field(
     completes(server)
 
 
+def test_what_decodes_but_is_nested_too_deeply_is_a_400(server: LiveServer) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(300):
+        schema = {"type": "object", "properties": {"a": schema}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    error = refused(server, "/v1/chat/completions", messages=HI, tools=[tool], tool_choice="required")
+    assert "nested too deeply" in error["message"]
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
+    messages = [*HI, {"role": "assistant", "tool_calls": [call]}]
+    for path in ("/v1/chat/completions", "/tokenize"):
+        assert (
+            refused(server, path, messages=messages)["param"]
+            == "messages[1].tool_calls[0].function.arguments"
+        )
+    completes(server)
+
+
 @pytest.mark.parametrize("extra", [0, 1])
 def test_a_prompt_that_leaves_no_room_is_refused_naming_both_numbers(server: LiveServer, extra: int) -> None:
     """E3."""

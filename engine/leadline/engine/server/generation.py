@@ -72,6 +72,10 @@ async def answered(
     try:
         state.check_model(body.model)
         answer = await prepare(body, engine)
+    except RecursionError:
+        # What decodes may be too deep for what else walks through it: a schema, say.
+        with timer:
+            raise ApiError(400, "the request is nested too deeply", code="invalid_body") from None
     except BaseException as error:
         with timer:
             raise error

@@ -95,7 +95,7 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments) if arguments.strip() else {}
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise RequestError(
                     f"{where}[{i}].function.arguments is not valid JSON: {error}",
                     param=f"{where}[{i}].function.arguments",
