@@ -16,8 +16,9 @@ from leadline.engine.config import EngineConfig
 from leadline.engine.errors import EngineDead, QueueFull, RequestError
 from leadline.engine.hub import resolve_model
 from leadline.engine.sampling_params import SamplingParams
-from leadline.engine.server import ServerSettings, create_app
+from leadline.engine.server import ServerSettings, completions, create_app
 from leadline.engine.server.state import Phase, ServerState
+from leadline.protocol.openai import CompletionRequest
 
 COUNT = 50
 LONG = SamplingParams(max_tokens=400)
@@ -144,3 +145,18 @@ async def test_a_loop_that_stands_still_makes_the_server_unready(engine: AsyncEn
     finally:
         os.kill(engine.core_pid, signal.SIGCONT)
     await until(lambda: state.ready()[0])
+
+
+async def test_many_prompts_of_one_request_leave_the_loop_to_others(engine: AsyncEngine) -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(others())
+    await completions._prepare(CompletionRequest(prompt=["some words"] * 50), engine)
+    task.cancel()
+    assert turns >= 49

@@ -6,6 +6,7 @@ its own to the engine; their deltas are merged as they come.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -57,16 +58,18 @@ async def _prepare(body: CompletionRequest, engine: AsyncEngine) -> _Answer:
     if body.echo and body.stream and body.logprobs is not None and (body.n or 1) > 1:
         raise RequestError("echo with logprobs and n above 1 cannot be streamed", param="echo")
     answer_id = new_id("cmpl")
-    requests = [
-        await engine.prepare(
+    requests: list[CoreRequest] = []
+    for index, prompt in enumerate(prompts):
+        if requests:
+            await asyncio.sleep(0)  # a thousand prompts are a second of work, and streams wait for this loop
+        request = await engine.prepare(
             prompt.content,
             sampling,
             request_id=f"{answer_id}-{index}",
             add_special_tokens=prompt.add_special_tokens,
             **extras(body),
         )
-        for index, prompt in enumerate(prompts)
-    ]
+        requests.append(request)
     return _Answer(body, engine, answer_id, [prompt.content for prompt in prompts], requests)
 
 
