@@ -206,7 +206,8 @@ def test_a_resumed_request_counts_its_earlier_output(builder):
     request = builder.build([5] * 20, SamplingParams(max_tokens=12), num_resumed=10)
     assert (request.sampling.max_tokens, request.num_resumed) == (12, 10)
     assert builder.build([5] * 20, SamplingParams(), num_resumed=10).sampling.max_tokens == LIMIT - 10
-    assert refused(builder, [5] * 20, SamplingParams(max_tokens=10), num_resumed=10).param == "resume_token_ids"
+    full = refused(builder, [5] * 20, SamplingParams(max_tokens=10), num_resumed=10)
+    assert full.param == "resume_token_ids"
     assert refused(builder, [5], num_resumed=1).param == "resume_token_ids"
     assert refused(builder, [5, 6], SamplingParams(n=2), num_resumed=1).param == "n"
 
