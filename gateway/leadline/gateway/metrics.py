@@ -80,10 +80,16 @@ class GatewayMetrics:
             f"{prefix}actual_cached_tokens_total", "What those answers said", own, registry=registry
         )
         self._prompt = Counter(
-            f"{prefix}prompt_tokens_total", "Prompt tokens by the engines' count", own, registry=registry
+            f"{prefix}prompt_tokens_total",
+            "Prompt tokens, by the engines' count where they say it",
+            own,
+            registry=registry,
         )
         self._output = Counter(
-            f"{prefix}completion_tokens_total", "Output tokens by the engines' count", own, registry=registry
+            f"{prefix}completion_tokens_total",
+            "Output tokens, by the engines' count where they say it",
+            own,
+            registry=registry,
         )
         self._retries = Counter(
             f"{prefix}retries_total",

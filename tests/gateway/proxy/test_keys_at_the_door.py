@@ -9,7 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_rig import CHAT, Received, ScriptedPod, answer, completion, gateway_to, ok, pods, until
+from gateway_rig import (
+    CHAT,
+    STREAM,
+    STREAM_HEAD,
+    Received,
+    Rig,
+    ScriptedPod,
+    answer,
+    busy,
+    chunked,
+    completion,
+    gateway_to,
+    ok,
+    pods,
+    sse,
+    until,
+)
 
 from leadline.gateway.keys import key_entry
 
@@ -95,6 +111,70 @@ async def test_refused_requests_cost_no_tokens(tmp_path: Path, code: int) -> Non
         await until(lambda: rig.gateway.in_flight == 0)
         got = await rig.post(body, headers=bearer(key))
         assert int(got.headers["x-ratelimit-remaining-tokens"]) > 580
+
+
+async def words(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+    """A stream of a hundred tokens, one an event, which does not say what it took."""
+    if request.method == "GET":
+        writer.write(answer(b"{}"))
+        return
+    writer.write(STREAM_HEAD)
+    for token in range(100):
+        choice = {"index": 0, "delta": {"content": "w "}, "token_ids": [token]}
+        writer.write(chunked(sse({"id": "c", "created": 1, "choices": [choice]})))
+        await asyncio.sleep(0.002)
+    writer.write(chunked(sse("[DONE]")) + b"0\r\n\r\n")
+
+
+async def used_tokens(rig: Rig, headers: dict[str, str]) -> int:
+    """What the key has used before this request, which takes none worth speaking of."""
+    await until(lambda: rig.gateway.in_flight == 0)
+    got = await rig.post({**CHAT, "max_tokens": 1}, headers=headers)
+    return 10_000 - int(got.headers["x-ratelimit-remaining-tokens"])
+
+
+@pytest.mark.parametrize("migration", ["on", "off"])
+@pytest.mark.parametrize("limit", [{}, {"max_tokens": 4000}])
+async def test_a_stream_that_does_not_say_its_usage_is_charged_for_what_passed(
+    tmp_path: Path, migration: str, limit: dict[str, int]
+) -> None:
+    key, options = keys_file(tmp_path, tokens_per_minute=10_000)
+    async with pods(words) as (pod,), gateway_to(pod.address, migration=migration, **options) as rig:
+        assert (await rig.post({**STREAM, **limit}, headers=bearer(key))).status_code == 200
+        await until(lambda: rig.gateway.in_flight == 0)
+        assert 100 <= await rig.metric("completion_tokens_total") <= 101
+        assert 100 <= await used_tokens(rig, bearer(key)) <= 150
+        await rig.settled()
+
+
+@pytest.mark.parametrize("migration", ["on", "off"])
+async def test_a_client_that_leaves_is_charged_for_what_it_got(tmp_path: Path, migration: str) -> None:
+    key, options = keys_file(tmp_path, tokens_per_minute=10_000)
+    body = {**STREAM, "max_tokens": 4000}
+    async with pods(words) as (pod,), gateway_to(pod.address, migration=migration, **options) as rig:
+        async with (
+            rig.client() as client,
+            client.stream("POST", "/v1/chat/completions", json=body, headers=bearer(key)) as answer,
+        ):
+            lines = answer.aiter_lines()
+            got = 0
+            while got < 60:
+                got += (await anext(lines)).startswith("data:")
+        assert 60 <= await used_tokens(rig, bearer(key)) <= 140
+        await rig.settled()
+
+
+async def test_a_client_that_leaves_before_its_answer_is_charged_for_its_prompt(tmp_path: Path) -> None:
+    key, options = keys_file(tmp_path, tokens_per_minute=10_000)
+    body = {"model": "m", "max_tokens": 4000, "messages": [{"role": "user", "content": "word " * 400}]}
+    async with pods(busy) as (pod,), gateway_to(pod.address, **options) as rig:
+        asking = asyncio.ensure_future(rig.post(body, headers=bearer(key)))
+        await until(lambda: pod.completions)
+        asking.cancel()
+        await until(lambda: rig.gateway.in_flight == 0)
+        pod.script = ok
+        assert 450 <= await used_tokens(rig, bearer(key)) <= 600
+        await rig.settled()
 
 
 def test_the_command_makes_keys_that_work(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ class AccessLog:
                 migrations=call.migrations,
                 prompt_tokens=usage.prompt_tokens if usage is not None else call.prompt.tokens,
                 predicted_cached_tokens=call.predicted,
-                completion_tokens=usage.completion_tokens if usage is not None else UNSET,
+                completion_tokens=usage.completion_tokens if usage is not None else call.output or UNSET,
                 cached_tokens=cached.cached_tokens if cached is not None else UNSET,
                 first_byte_seconds=round(call.first_byte_at - arrived, 6) if call.first_byte_at else UNSET,
             )

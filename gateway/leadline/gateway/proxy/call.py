@@ -47,6 +47,15 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     first_byte_at: float = 0.0
     last_byte_at: float = 0.0
     usage: Usage | None = None
+    output: int = 0
+    """Tokens of a stream that were passed on, as far as the usage is not known (yet)."""
+
+    @property
+    def total_tokens(self) -> int | None:
+        """What the request took, prompt and output; None: nothing is known of the output."""
+        if self.usage is not None:
+            return self.usage.total_tokens
+        return self.prompt.tokens + self.output if self.output else None
 
     def piece(self) -> None:
         """Output goes to the client of a stream."""
@@ -71,3 +80,6 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
             if usage.prompt_tokens_details is not None:
                 metrics.predicted.inc(min(self.predicted, usage.prompt_tokens))
                 metrics.actual.inc(usage.prompt_tokens_details.cached_tokens)
+        elif self.output:
+            metrics.prompt.inc(self.prompt.tokens)
+            metrics.output.inc(self.output)

@@ -189,16 +189,24 @@ class ProxyHandler:
             if books.status:
                 call.status = books.status
             call.close()
-            usage, principal = call.usage, books.principal
+            principal = books.principal
             if books.taken and principal is not None:
-                if usage is not None:
-                    self._gate.settle(principal, books.estimated, usage.total_tokens)
-                elif call.status >= 400:
-                    self._gate.settle(principal, books.estimated, 0)
+                self._settle(call, principal, books.estimated)
             if self._tracing is not None:
                 self._tracing.end(call)
         if self._access_log is not None:
             self._access_log.write(exchange, books.arrived, books.status, call, books.principal)
+
+    def _settle(self, call: Call, principal: Principal, estimated: int) -> None:
+        """Put what the key was charged right. Failures cost nothing; a client that leaves has had what went
+        to it, and the prompt if a pod was asked."""
+        total = call.total_tokens
+        if call.status == 499 and total is None:
+            total = call.prompt.tokens if call.attempts else 0
+        elif call.status >= 400 and call.status != 499:
+            total = 0
+        if total is not None:
+            self._gate.settle(principal, estimated, total)
 
 
 class _Books:

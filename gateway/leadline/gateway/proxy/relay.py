@@ -17,7 +17,7 @@ from leadline.gateway.pods import Pod
 from leadline.gateway.proxy.attempt import Attempt
 from leadline.gateway.proxy.attempts import BadGateway, Dispatcher, GatewayTimeout
 from leadline.gateway.proxy.call import Call
-from leadline.gateway.proxy.events import event
+from leadline.gateway.proxy.events import event, events_ended
 from leadline.gateway.proxy.exchange import Exchange
 from leadline.gateway.proxy.headers import header, response_headers
 from leadline.gateway.proxy.migration import MovableStream, PodFailed
@@ -88,6 +88,7 @@ async def _stream(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: 
     try:
         while data:
             call.piece()
+            call.output += events_ended(data, tail)
             await client.write(data, more=True)
             tail = (tail + data)[-_TAIL:]
             data = await _next_piece(dispatcher, connection, attempt.pod)
@@ -113,6 +114,7 @@ async def _movable(dispatcher: Dispatcher, call: Call, attempt: Attempt, client:
         try:
             while True:
                 out = stream.push(data)
+                call.output = stream.sent_tokens
                 if out:
                     if not client.started:
                         _start_stream(call, attempt, client)
