@@ -158,7 +158,10 @@ class GatewayMetrics:
             multiprocess_mode="livemin",
         )
         self._known: dict[str, ServiceMetrics] = {}
-        self._circuits: set[tuple[str, str]] = set()
+        self._compared: set[str] = set()
+        """Services whose tokenizer was compared with a pod's."""
+        self._shown: dict[tuple[Gauge, tuple[str, ...]], float] = {}
+        """Gauges of what `refresh` saw last (and their labels) → what they must be where it is gone."""
         self._timer: asyncio.TimerHandle | None = None
 
     def service(self, name: str) -> "ServiceMetrics":
@@ -182,12 +185,13 @@ class GatewayMetrics:
     def parity(self, service: str, agrees: bool | None) -> None:
         """What comparing tokenizers showed."""
         self._agrees.labels(service).set(-1 if agrees is None else int(agrees))
+        self._compared.add(service)
 
     def refresh(self, services: Iterable[Service], now: float, waiting: dict[str, int] | None = None) -> None:
         """Bring everything up to date; called every few seconds and before an answer to a scrape."""
         for one in self._known.values():
             one.flush()
-        seen = set()
+        shown: dict[tuple[Gauge, tuple[str, ...]], float] = {}
         for service in services:
             name = service.name
             stats = service.index.stats()
@@ -198,14 +202,27 @@ class GatewayMetrics:
                 circuit = pod.circuit
                 state = circuit.state if isinstance(circuit, CircuitBreaker) else "closed"
                 self._circuit.labels(name, pod.id).set(_STATES[state])
-                seen.add((name, pod.id))
+                shown[self._circuit, (name, pod.id)] = 0
                 usable += pod.ready and not pod.draining and circuit.allows(now)
             self._pods.labels(name).set(usable)
             self._waiting.labels(name).set((waiting or {}).get(name, 0))
-        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-            for gone in self._circuits - seen:
-                self._circuit.remove(*gone)
-        self._circuits = seen
+            for gauge in (self._blocks, self._guesses, self._pods, self._waiting):
+                shown[gauge, (name,)] = 0
+            if name in self._compared:
+                shown[self._agrees, (name,)] = -1
+        for (gauge, labels), nothing in self._shown.items():
+            if (gauge, labels) not in shown:
+                self._gone(gauge, labels, nothing)
+        self._shown = shown
+
+    def _gone(self, gauge: Gauge, labels: tuple[str, ...], nothing: float) -> None:
+        """A pod or a service is gone: what was true of it last must not be told for ever."""
+        if gauge is self._agrees:
+            self._compared.discard(labels[0])
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # where series stay until the process ends
+            gauge.labels(*labels).set(nothing)
+        else:
+            gauge.remove(*labels)
 
     def render(self) -> bytes:
         """The text of `GET /metrics`."""
