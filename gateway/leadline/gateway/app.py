@@ -50,6 +50,7 @@ def proxy_settings(config: GatewayConfig, **changes: Any) -> ProxySettings:
         "write_timeout": server.write_timeout_seconds,
         "connect_timeout": upstream.connect_timeout_seconds,
         "first_byte_timeout": upstream.first_byte_timeout_seconds,
+        "answer_timeout": upstream.answer_timeout_seconds,
         "idle_timeout": upstream.idle_timeout_seconds,
         "max_attempts": 1 + upstream.retries,
         "hedge_after": upstream.hedge_after_seconds,

@@ -159,6 +159,10 @@ class UpstreamConfig(Strict):
 
     connect_timeout_seconds: Positive = 2.0
     first_byte_timeout_seconds: Positive = 300.0
+    """Of streams: from sending the request to the first byte of its answer."""
+    answer_timeout_seconds: Positive = 3600.0
+    """Of answers that are no streams, which come when all of them is generated. A pod that hangs is left long
+    before either."""
     idle_timeout_seconds: Positive = 120.0
     """Longest silence within an answer."""
     retries: Count = 2

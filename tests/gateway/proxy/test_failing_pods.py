@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 from gateway_rig import (
@@ -272,12 +273,33 @@ async def test_a_pod_that_is_slow_but_well_is_waited_for() -> None:
         assert two.completions == []
 
 
-async def test_the_first_byte_is_waited_for_no_longer_than_the_limit() -> None:
-    async with pods(busy) as (pod,), gateway_to(pod.address, first_byte_timeout=0.2) as rig:
-        got = await rig.post()
+@pytest.mark.parametrize(
+    ("body", "limit"), [(STREAM, {"first_byte_timeout": 0.2}), (CHAT, {"answer_timeout": 0.2})]
+)
+async def test_an_answer_is_waited_for_no_longer_than_the_limit(
+    body: object, limit: dict[str, float]
+) -> None:
+    async with pods(busy) as (pod,), gateway_to(pod.address, **limit) as rig:
+        got = await rig.post(body)
         assert got.status_code == 504
         assert got.json()["error"]["code"] == "upstream_timeout"
         await until(lambda: pod.dropped == 1)
+        await rig.settled()
+
+
+async def test_a_long_answer_that_is_no_stream_is_waited_for_and_not_begun_again() -> None:
+    """Its first byte comes with its last: the time to the first byte of streams says nothing of it."""
+
+    async def slow(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.method == "POST":
+            await asyncio.sleep(0.6)
+        await ok(pod, request, writer)
+
+    settings: dict[str, Any] = {"first_byte_timeout": 0.2, "breaker_failures": 1}
+    async with pods(slow, slow) as (one, two), gateway_to(one.address, two.address, **settings) as rig:
+        assert (await rig.post()).status_code == 200
+        assert len(one.completions) + len(two.completions) == 1
+        assert await rig.metric("circuit_state") == 0
         await rig.settled()
 
 

@@ -224,7 +224,9 @@ class Dispatcher:
             client=call.client,
             plain=movable,
         )
-        until = time.monotonic() + settings.first_byte_timeout
+        until = time.monotonic() + (
+            settings.first_byte_timeout if incoming.stream else settings.answer_timeout
+        )
         if call.deadline is not None:
             until = min(until, call.deadline)
         connection = await self._send(attempt, head, body, until)

@@ -18,7 +18,10 @@ class ProxySettings:
     """A client's connection is closed when it has sent no request for so long."""
     connect_timeout: float = 2.0
     first_byte_timeout: float = 600.0
-    """From sending a request to the first byte of its answer, the pod's queue and the prefill included."""
+    """Of streams: from sending a request to the first byte of its answer, the pod's queue and the prefill
+    included."""
+    answer_timeout: float = 3600.0
+    """The same of answers that are no streams: nothing of them comes before all is generated."""
     idle_timeout: float = 300.0
     """Between two pieces of an answer."""
     probe_after: float = 5.0
