@@ -20,7 +20,7 @@ from starlette.responses import Response
 from leadline.gateway.admission.admission import Admission
 from leadline.gateway.background import Background
 from leadline.gateway.config import GatewayConfig, build_table
-from leadline.gateway.errors import NoPods, shutting_down
+from leadline.gateway.errors import NoPods, shutting_down, unknown_model
 from leadline.gateway.keys import KeyRing
 from leadline.gateway.metrics import GatewayMetrics
 from leadline.gateway.proxy.access_log import AccessLog
@@ -34,7 +34,7 @@ from leadline.gateway.proxy.settings import ProxySettings
 from leadline.gateway.proxy.tracing import start_tracing
 from leadline.protocol.errors import RequestError, encode_error
 from leadline.protocol.openai.body import encode_body
-from leadline.protocol.openai.service import ModelList, VersionResponse
+from leadline.protocol.openai.service import ModelCard, ModelList, VersionResponse
 
 __all__ = ["Gateway", "proxy_settings"]
 
@@ -195,18 +195,33 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
     async def version() -> Response:
         return _json(encode_body(VersionResponse(version=_version())))
 
+    async def cards(request: Request) -> list[ModelCard]:
+        """Of the models that the key may use. Raises InvalidKey."""
+        principal = await KeyGate(gateway.keys).authenticate_slow(request.headers.get("authorization"))
+        return [card for card in gateway.table.model_cards() if principal.allows(card.id)]
+
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        gate = KeyGate(gateway.keys)
         try:
-            principal = await gate.authenticate_slow(request.headers.get("authorization"))
+            return _json(encode_body(ModelList(data=await cards(request))))
         except RequestError as error:
             return _error(error)
-        cards = [card for card in gateway.table.model_cards() if principal.allows(card.id)]
-        return _json(encode_body(ModelList(data=cards)))
+
+    @app.get("/v1/models/{name:path}")
+    async def model(request: Request, name: str) -> Response:
+        """One of them; names may hold slashes."""
+        try:
+            for card in await cards(request):
+                if card.id == name:
+                    return _json(encode_body(card))
+            raise unknown_model(name)
+        except RequestError as error:
+            return _error(error)
 
     @app.exception_handler(HTTPException)
     async def router_error(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 404 and request.url.path in PATHS:
+            error = HTTPException(405, headers={"Allow": "POST"})  # whose POST never comes here
         what = {404: "no such path", 405: f"{request.method} is not a method of this path"}
         kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
         body = encode_error(f"{what.get(error.status_code, error.detail)}: {request.url.path}", type=kind)

@@ -18,6 +18,7 @@ __all__ = [
     "RateLimited",
     "UnknownModel",
     "shutting_down",
+    "unknown_model",
 ]
 
 
@@ -99,6 +100,16 @@ class DeadlinePassed(GatewayRefusal):
 
     status = 504
     type = "server_error"
+
+
+def unknown_model(name: str) -> UnknownModel:
+    """For a name that leads nowhere."""
+    shown = name if len(name) <= 100 else name[:100] + "…"
+    return UnknownModel(
+        f"the model {shown!r} does not exist here; GET /v1/models lists what does",
+        param="model",
+        code="model_not_found",
+    )
 
 
 def shutting_down() -> NoPods:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from leadline.gateway.errors import ConfigError, UnknownModel
+from leadline.gateway.errors import ConfigError, UnknownModel, unknown_model
 from leadline.gateway.exact.mode import TokenMode
 from leadline.gateway.index.service_index import ServiceIndex
 from leadline.gateway.pods import Pod
@@ -163,12 +163,7 @@ class ServiceTable:
         if found is None:
             found = self._own_name(model)
         if found is None:
-            shown = model if len(model) <= 100 else model[:100] + "…"
-            raise UnknownModel(
-                f"the model {shown!r} does not exist here; GET /v1/models lists what does",
-                param="model",
-                code="model_not_found",
-            )
+            raise unknown_model(model)
         return found
 
     def names(self) -> list[tuple[str, Service]]:

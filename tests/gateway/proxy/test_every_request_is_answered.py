@@ -50,7 +50,7 @@ KNOWN = [
     (b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", 200, False),
     (b"GET /v1/models?a=b HTTP/1.1\r\nhost: x\r\n\r\n", 200, False),
     (b"HEAD /health HTTP/1.1\r\nhost: x\r\n\r\n", 405, True),
-    (b"GET /v1/chat/completions HTTP/1.1\r\nhost: x\r\n\r\n", 404, False),
+    (b"GET /v1/chat/completions HTTP/1.1\r\nhost: x\r\n\r\n", 405, False),
     (b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", 200, False),
 ]
 sequences = st.lists(st.sampled_from(KNOWN), min_size=1, max_size=6)

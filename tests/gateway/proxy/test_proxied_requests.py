@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 from gateway_rig import (
     CHAT,
@@ -23,6 +26,8 @@ from gateway_rig import (
     sse,
     until,
 )
+
+from leadline.gateway.keys import key_entry
 
 
 async def test_a_body_reaches_the_pod_unchanged() -> None:
@@ -236,13 +241,35 @@ async def test_the_rest_of_the_api_answers() -> None:
         assert missing.status_code == 404
         assert missing.json()["error"]["type"] == "not_found_error"
         wrong = await client.get("/v1/chat/completions")
-        assert wrong.status_code in (404, 405)
-        assert wrong.json()["error"]["message"]
+        assert wrong.status_code == 405
+        assert wrong.headers["allow"] == "POST"
+        assert wrong.json()["error"]["message"] == "GET is not a method of this path: /v1/chat/completions"
         unknown = await rig.post({**CHAT, "model": "nobody"})
         assert unknown.status_code == 404
         assert unknown.json()["error"]["code"] == "model_not_found"
         rig.pods["pod-0"].ready = False
         assert (await client.get("/ready")).status_code == 503
+
+
+async def test_a_model_can_be_asked_for_by_any_name(tmp_path: Path) -> None:
+    names = ["m", "Qwen/Qwen3-8B", "模型 1"]
+    _, entry = key_entry("alice", "sk-alice", slow=False, models=names[1:])
+    (tmp_path / "keys.yaml").write_text("keys:\n" + entry)
+    options: dict[str, Any] = {"config": {"keys_file": str(tmp_path / "keys.yaml")}}
+    async with (
+        pods(ok) as (pod,),
+        gateway_to(pod.address, service={"served_names": names}, **options) as rig,
+        openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="sk-alice", max_retries=0) as client,
+    ):
+        for name in names[1:]:
+            assert (await client.models.retrieve(name)).id == name
+        for name in ("m", "Qwen", "Qwen/Qwen3-8B/"):  # not for this key, or for nobody
+            with pytest.raises(openai.NotFoundError) as caught:
+                await client.models.retrieve(name)
+            assert caught.value.code == "model_not_found"
+        stranger = client.with_options(api_key="sk-other")
+        with pytest.raises(openai.AuthenticationError):
+            await stranger.models.retrieve(names[1])
 
 
 async def test_the_answer_explains_the_choice_when_asked() -> None:
