@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import Any
 
+import openai
 import pytest
 from gateway_rig import (
     CHAT,
@@ -209,6 +210,31 @@ async def test_nothing_is_tried_again_once_a_byte_went_out() -> None:
         assert len(events) == 2
         assert '"code":"upstream_lost"' in events[1]
         assert "[DONE]" not in got.text
+        await rig.settled()
+
+
+async def test_a_stream_that_ends_within_an_event_tells_the_openai_client_so() -> None:
+    """It reads events as JSON: half of one in front of the error would be all it complained of."""
+    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    whole = sse({**chunk, "choices": [{"index": 0, "delta": {"content": "One"}}]})
+
+    async def breaks(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunked(whole) + chunked(whole[: len(whole) // 2]))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+
+    async with (
+        pods(breaks) as (pod,),
+        gateway_to(pod.address) as rig,
+        openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="any", max_retries=0) as client,
+    ):
+        parts = await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hello"}], stream=True
+        )
+        assert (await anext(parts)).choices[0].delta.content == "One"
+        with pytest.raises(openai.APIError, match="lost in mid-stream"):
+            await anext(parts)
         await rig.settled()
 
 

@@ -1,6 +1,6 @@
 """Server-sent events as bytes: where one ends, and what its data is (WHATWG HTML, section 9.2)."""
 
-__all__ = ["DONE", "EventSplitter", "data_of", "event", "events_ended"]
+__all__ = ["DONE", "EventSplitter", "data_of", "event"]
 
 DONE = b"[DONE]"
 
@@ -44,11 +44,6 @@ def data_of(raw: bytes) -> bytes | None:
         return raw[6:-2]
     lines = [line[5:].removeprefix(b" ") for line in raw.splitlines() if line.startswith(b"data:")]
     return b"\n".join(lines) if lines else None
-
-
-def events_ended(data: bytes, before: bytes) -> int:
-    """How many events end within `data`, where `before` is what came in front of it."""
-    return (before[-1:] + data).count(b"\n\n") + (before[-2:] + data).count(b"\n\r\n")
 
 
 def event(data: bytes) -> bytes:

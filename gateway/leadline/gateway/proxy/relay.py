@@ -17,7 +17,7 @@ from leadline.gateway.pods import Pod
 from leadline.gateway.proxy.attempt import Attempt
 from leadline.gateway.proxy.attempts import BadGateway, Dispatcher, GatewayTimeout
 from leadline.gateway.proxy.call import Call
-from leadline.gateway.proxy.events import event, events_ended
+from leadline.gateway.proxy.events import EventSplitter, event
 from leadline.gateway.proxy.exchange import Exchange
 from leadline.gateway.proxy.headers import header, response_headers
 from leadline.gateway.proxy.migration import MovableStream, PodFailed
@@ -80,17 +80,23 @@ async def _whole(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: E
 
 
 async def _stream(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Exchange) -> None:
-    """A stream that stays where it is: bytes as they come."""
+    """A stream that stays where it is: bytes as they come, but whole events, so that the error event of a pod
+    that dies within one can be read."""
     connection = attempt.connection
     assert connection is not None
     _start_stream(call, attempt, client)
-    data, tail = attempt.body, b""
+    data, tail, splitter = attempt.body, b"", EventSplitter()
+    plain = header(attempt.headers, b"content-encoding") is None
     try:
         while data:
-            call.piece()
-            call.output += events_ended(data, tail)
-            await client.write(data, more=True)
-            tail = (tail + data)[-_TAIL:]
+            if plain:
+                events = splitter.push(data)
+                call.output += len(events)
+                data = b"".join(events)
+            if data:
+                call.piece()
+                await client.write(data, more=True)
+                tail = (tail + data)[-_TAIL:]
             data = await _next_piece(dispatcher, connection, attempt.pod)
     except UpstreamError as error:
         attempt.failed()
@@ -103,7 +109,7 @@ async def _stream(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: 
         except msgspec.DecodeError:
             call.usage = None
     attempt.close()
-    await client.write(b"", more=False)
+    await client.write(splitter.rest, more=False)
 
 
 async def _movable(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Exchange) -> Attempt:
