@@ -75,6 +75,33 @@ async def test_hop_by_hop_headers_are_stripped_both_ways() -> None:
         assert got.headers["server"] == "engine"
 
 
+async def test_trailers_do_not_become_headers() -> None:
+    """RFC 9110 section 6.5.1: whoever checked or stripped headers in front of us has not seen them."""
+    body = json.dumps(CHAT).encode()
+    secret = b"X-User: root\r\nAuthorization: Bearer other\r\nX-Leadline-Pod: mine\r\n"
+
+    async def script(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head + chunked(completion()) + b"0\r\nX-Late: 1\r\nSet-Cookie: a=b\r\n\r\n")
+
+    async with pods(script) as (pod,), gateway_to(pod.address) as rig:
+        reader, writer = await asyncio.open_connection(*rig.url.removeprefix("http://").split(":"))
+        for authorization in (b"", b"Authorization: Bearer own\r\n"):
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+            writer.write(head + authorization + b"\r\n" + chunked(body) + b"0\r\n" + secret + b"\r\n")
+            answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+            assert answer.startswith(b"http/1.1 200")
+            assert b"x-late" not in answer
+            assert b"set-cookie" not in answer
+            await reader.readexactly(len(completion()))
+            assert pod.completions[-1].body == body
+            assert pod.completions[-1].one("x-user") is None
+            own = "Bearer own" if authorization else None
+            assert pod.completions[-1].one("authorization") == own
+        writer.close()
+        await rig.settled()
+
+
 async def test_the_clients_authorization_is_kept_or_replaced_on_purpose() -> None:
     headers = {"Authorization": "Bearer mine", "Content-Type": "application/vnd.odd+json"}
     async with pods(ok) as (pod,):

@@ -149,6 +149,7 @@ class RequestReader(ClientSocket, ABC):
             modern=modern,
             expects=expects,
         )
+        self._headers = []  # what comes now are trailers, which nobody has looked at as headers
 
     def on_body(self, data: bytes) -> None:
         exchange = self._incoming

@@ -240,6 +240,8 @@ class Connection(asyncio.Protocol):
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > _MAX_HEADERS:
             raise ValueError("headers are too long")
+        if self.status:
+            return  # a trailer
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
