@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from operator_builders import (
 )
 
 from leadline.operator.observed import Target
+from leadline.protocol.announced import labels_of_names, names_in_labels
 from leadline.protocol.isvc_types import InferenceServiceSpec
 
 
@@ -250,6 +252,17 @@ def test_aliases_reach_the_engine() -> None:
     assert environment(plan_of({"aliases": ["a", "B/c"]}))["LEADLINE_ALIASES"] == "a,B/c"
 
 
+def test_the_service_announces_the_names_that_its_pods_will_have() -> None:
+    """The gateway must know them while there is no pod: scaled to zero, or before the first one is ready."""
+
+    def announced(spec: dict[str, Any]) -> list[str]:
+        return names_in_labels(wanted(plan_of(spec), "Service")["metadata"]["labels"])
+
+    assert announced({"servedName": "Qwen/Qwen3-8B"}) == ["Qwen/Qwen3-8B"]
+    assert announced({"aliases": ["a", "B/c"]}) == ["qwen", "a", "B/c"]
+    assert announced({}) == []  # its own name needs no telling
+
+
 def test_a_pods_identity_for_gateways_is_its_own() -> None:
     made = environment(plan_of())
     assert made["LEADLINE_SERVICE"] == "team/qwen"
@@ -468,9 +481,15 @@ def test_everything_is_owned_by_the_service_and_nothing_has_a_finalizer() -> Non
 def test_labels_and_names_do_not_depend_on_what_the_model_is_called(served: str) -> None:
     made = plan_of({"servedName": served, "aliases": [served + "x"]})
     for one in made.desired or []:
-        assert (
-            one["metadata"]["labels"].items() == wanted(plan_of(), one["kind"])["metadata"]["labels"].items()
+        labels = one["metadata"]["labels"]
+        assert all(
+            re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", value) for value in labels.values()
         )
+        if one["kind"] == "Service":
+            names = names_in_labels(labels)
+            assert names == [served, served + "x"]
+            labels = {key: value for key, value in labels.items() if key not in labels_of_names(names)}
+        assert labels == wanted(plan_of(), one["kind"])["metadata"]["labels"]
         assert one["metadata"]["name"] == wanted(plan_of(), one["kind"])["metadata"]["name"]
 
 

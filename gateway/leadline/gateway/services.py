@@ -5,7 +5,7 @@ and in the Redis keys. Clients do not know services; they say names:
 
     model: "X" ──► weights of X, if configured (canary)     "x": {ns/stable: 90, ns/canary: 10}
                ├─► served names and aliases in the configuration
-               ├─► served names that pods report with their load
+               ├─► served names that pods report with their load, or that their Service announces
                └─► the service's own names, ns/name and name
 
 The first line that knows the name decides. Names are compared as strings and may be any (P17): nothing is
@@ -51,6 +51,8 @@ class Service:
     policy: RoutingPolicy
     served_names: tuple[str, ...] = ()
     """Configured names and aliases. Those that pods report come on top."""
+    announced: tuple[str, ...] = ()
+    """Names that discovery knows of, whether or not there are pods; written by it only."""
     pods: dict[str, Pod] = field(default_factory=dict)
     """Pod id → pod. Written by discovery only."""
     index: ServiceIndex = field(default_factory=ServiceIndex)
@@ -74,9 +76,11 @@ class Service:
         return ServiceKeys(namespace, name)
 
     def reported_names(self) -> dict[str, None]:
-        """Served names that pods reported, without repetition. A service scaled to zero keeps the last ones:
-        requests for them must be held, not refused."""
-        self._names = {name: None for pod in self.pods.values() for name in pod.served_names} or self._names
+        """Served names that pods reported or that were announced for them, without repetition. A service
+        scaled to zero keeps the last ones: requests for them must be held, not refused."""
+        reported = {name: None for pod in self.pods.values() for name in pod.served_names}
+        reported.update(dict.fromkeys(self.announced))
+        self._names = reported or self._names
         return self._names
 
     def can_serve(self) -> bool:

@@ -16,6 +16,7 @@ from leadline.gateway.discovery.kube_api import KubeAccess, find_access
 from leadline.gateway.discovery.reflector import Timing
 from leadline.gateway.errors import ConfigError
 from leadline.gateway.services import ServiceTable
+from leadline.protocol.announced import labels_of_names
 from leadline.protocol.events import EventBatch
 from live_valkey import until
 
@@ -94,6 +95,19 @@ async def test_static_lists_become_pods() -> None:
         "x": "[::1]:8000",
     }
     assert changed == ["ns/a"]
+
+
+async def test_a_service_without_pods_is_known_by_the_names_it_announces(tmp_path: Path) -> None:
+    """P22: a gateway that starts while the service is at zero must hold requests for it, not answer 404."""
+    ours = {"serving.leadline.io/service": "llm"}
+    names = labels_of_names(["Qwen/Qwen3-8B", "gpt-4o"])
+    async with watching(tmp_path, slice_of("s1", labels=ours | names)) as kube:
+        for name in ("Qwen/Qwen3-8B", "gpt-4o", "llm"):
+            assert kube.table.resolve(name).name == "ns/llm"
+        assert [card.id for card in kube.table.model_cards()] == ["Qwen/Qwen3-8B", "gpt-4o"]
+        await kube.script.put(slice_of("s1", "a", labels=ours | labels_of_names(["other"])))
+        await until(lambda: kube.table.get("ns/llm").announced == ("other",))
+        assert [card.id for card in kube.table.model_cards()] == ["other"]
 
 
 async def test_labelled_slices_make_services_that_come_and_go(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from leadline.gateway.discovery.reflector import Reflector, Timing
 from leadline.gateway.discovery.slices import OUR_LABEL, SERVICE_LABEL, EndpointSlice, found_pods
 from leadline.gateway.errors import ConfigError
 from leadline.gateway.services import Service, ServiceTable
+from leadline.protocol.announced import names_in_labels
 
 __all__ = ["Discovery"]
 
@@ -168,11 +169,18 @@ class Discovery:
                     self._table.remove(name)
                     self._removed(service)
             return
+        announced = tuple(
+            dict.fromkeys(
+                one for piece in pieces.values() for one in names_in_labels(piece.metadata.labels or {})
+            )
+        )
         if service is None:
             service = make_service(ServiceConfig(name=name), self._config)
+            service.announced = announced
             self._table.add(service)
             self._made.add(name)
             self._added(service)
+        service.announced = announced
         self._update(service, found_pods(pieces.values(), self._config.discovery.port))
 
     def _update(self, service: Service, found: list[FoundPod]) -> None:

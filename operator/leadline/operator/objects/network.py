@@ -6,6 +6,7 @@ from typing import Any
 
 from leadline.operator.names import PORT, PORT_NAME, selector_labels
 from leadline.operator.objects.context import Object, ServiceContext
+from leadline.protocol.announced import labels_of_names
 
 __all__ = ["network_objects"]
 
@@ -18,7 +19,7 @@ def network_objects(context: ServiceContext) -> list[Object]:
         {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": context.metadata(context.child),
+            "metadata": _announcing(context),
             "spec": {
                 "clusterIP": "None",
                 "selector": selector_labels(context.name),
@@ -31,6 +32,16 @@ def network_objects(context: ServiceContext) -> list[Object]:
     if context.settings.network_policies:
         objects.append(_policy(context))
     return objects
+
+
+def _announcing(context: ServiceContext) -> Object:
+    """The Service's metadata: with the names for clients, if they are not just its own, so that the gateway
+    knows them while there is no pod to tell it."""
+    metadata = context.metadata(context.child)
+    names = [context.served_name, *context.spec.aliases]
+    if names != [context.name]:
+        metadata["labels"] = metadata["labels"] | labels_of_names(names)
+    return metadata
 
 
 def _policy(context: ServiceContext) -> Object:
