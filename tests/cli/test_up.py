@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -10,14 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
 
+from leadline.cli.launcher import EngineSettings, Stack, StackSettings
 from leadline.cli.launcher.child import Child, ending
 from leadline.cli.launcher.engines import share_gpus, visible_gpus
 from leadline.cli.launcher.ports import ReservedPort
 from leadline.engine.errors import ConfigError
+from leadline.protocol.keys import ServiceKeys
 
 
 def up(*arguments: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
@@ -86,6 +90,27 @@ def test_a_part_that_cannot_start_ends_all_with_its_own_message(
     assert last.startswith(f"leadline: {part}")
     assert "ended (exit code 1): " in last
     assert complaint in last
+
+
+# -- names in Redis ------------------------------------------------------------------------------------------
+
+
+async def test_two_stacks_on_one_redis_do_not_take_each_others_engines_for_their_own() -> None:
+    """Their pods are all called engine-0: a gateway would believe the other's load, blocks and model name."""
+    engines = EngineSettings(Path("/model"), "m", {})
+    one, other, alone = (
+        Stack(StackSettings(engines, 1, port=0, redis_url=url), print)
+        for url in ("redis://shared", "redis://shared", "")
+    )
+    try:
+        assert one.service != other.service
+        assert ServiceKeys(*one.service.split("/")).pods
+        config = json.loads(one._gateway_config("prefix").read_text())
+        assert config["services"][0]["name"] == one.service
+        assert alone.service == "local/leadline"
+    finally:
+        for stack in (one, other, alone):
+            await stack.stop()
 
 
 # -- ports ---------------------------------------------------------------------------------------------------

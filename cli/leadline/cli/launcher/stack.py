@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -30,6 +32,7 @@ from leadline.protocol.errors import LeadlineError
 __all__ = ["SERVICE", "LaunchError", "Stack", "StackSettings"]
 
 SERVICE = "local/leadline"
+"""In our own Valkey."""
 _OURS = ("REDIS_URL", "SERVICE", "POD_NAME", "POD_UID", "ADVERTISE_ADDRESS")
 """Variables (LEADLINE_…) of our own environment that are not for the children."""
 _VALKEY_CHECK = 0.5
@@ -80,6 +83,14 @@ class Stack:
         return f"http://{self._port.address}"
 
     @property
+    def service(self) -> str:
+        """Its name in Redis: one of our own where others may use the Redis as well, since their engine-0 is
+        not ours."""
+        if not self.settings.redis_url:
+            return SERVICE
+        return f"{SERVICE}-{re.sub('[^a-z0-9-]+', '-', socket.gethostname().lower())}-{self._port.port}"
+
+    @property
     def engine_urls(self) -> list[str]:
         return [f"http://{port.address}" for port in self._engine_ports]
 
@@ -102,7 +113,7 @@ class Stack:
             name = f"engine-{number}"
             command = [*command, f"--drain-timeout={self.settings.drain_timeout}"]
             environment = self._environment() | additions
-            environment |= {"LEADLINE_SERVICE": SERVICE, "LEADLINE_POD_NAME": name}
+            environment |= {"LEADLINE_SERVICE": self.service, "LEADLINE_POD_NAME": name}
             keeper = Keeper(
                 *(name, command, environment, "127.0.0.1", ports[number]),
                 say=self._say,
@@ -190,7 +201,7 @@ class Stack:
             },
             "services": [
                 {
-                    "name": SERVICE,
+                    "name": self.service,
                     "model": str(settings.engines.folder),
                     "served_names": [settings.engines.served_name],
                     "pods": pods,
