@@ -20,6 +20,7 @@ from live_valkey import until
 # A loaded machine must not look like a slow Redis.
 PATIENT = RateLimitConfig(redis_timeout_seconds=2.0)
 ALICE = Principal(tenant="t", name="alice {x} ключ", requests_per_minute=10, tokens_per_minute=1_000)
+MANY = Principal(tenant="t", name="many", requests_per_minute=100_000)
 
 
 @contextlib.asynccontextmanager
@@ -152,6 +153,25 @@ async def test_redis_whose_scripts_and_data_were_flushed_goes_on(valkey: Embedde
         headers = await door.take(ALICE, 1)
         assert headers["X-RateLimit-Remaining-Requests"] == "9"
         assert door.taken_locally == 0
+
+
+async def test_redis_that_takes_no_writes_is_asked_less_and_less(valkey: EmbeddedValkey) -> None:
+    """It is full (noeviction), or a replica since a failover, and answers all the same: each time that it is
+    tried again is two lines in the log."""
+    client = redis.Redis.from_url(valkey.url)
+    async with limits(valkey.url) as door:
+        client.config_set("maxmemory", "1mb")
+        ends = time.monotonic() + 2.5
+        while time.monotonic() < ends:
+            await door.take(MANY, 1)
+            await asyncio.sleep(0.01)
+        assert door._shared is not None
+        assert 2 <= door._shared.outages <= 8
+        client.config_set("maxmemory", "0")
+        await until(lambda: door.shared)
+        taken_locally = door.taken_locally
+        await door.take(MANY, 1)
+        assert door.taken_locally == taken_locally
 
 
 async def test_redis_that_hangs_delays_a_few_requests_by_the_timeout_and_the_rest_not_at_all(

@@ -78,6 +78,8 @@ class SharedWindows:
         """Whether Redis is asked at present."""
         self.outages = 0
         self._late = 0
+        self._counted = False
+        """Redis has counted something since it was last up; it may answer and refuse to write."""
 
     def start(self) -> None:
         """Connect in the background. On a running loop."""
@@ -138,7 +140,7 @@ class SharedWindows:
             try:
                 if await self._quick():
                     log.info("limits: counting in Redis at %s", self._place)
-                    self.up, self._late, pause = True, 0, _FIRST_PAUSE
+                    self.up, self._late, self._counted = True, 0, False
                     await self._serve()
             except (RedisError, OSError, TimeoutError) as error:
                 self._down(type(error).__name__)
@@ -146,6 +148,8 @@ class SharedWindows:
                 self._give_up()
                 raise
             self._give_up()
+            if self._counted:
+                self._counted, pause = False, _FIRST_PAUSE
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -185,6 +189,7 @@ class SharedWindows:
         for (_, _, answer), reply in zip(batch, replies, strict=True):
             if isinstance(reply, Exception):
                 raise reply
+            self._counted = True
             if answer is not None and not answer.done():
                 fits, phase, requests, requests_before, tokens, tokens_before = map(int, reply)
                 share = phase / 1e6
