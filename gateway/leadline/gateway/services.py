@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from leadline.gateway.errors import ConfigError, UnknownModel, unknown_model
+from leadline.gateway.errors import ConfigError, NoPods, UnknownModel, unknown_model
 from leadline.gateway.exact.mode import TokenMode
 from leadline.gateway.index.service_index import ServiceIndex
 from leadline.gateway.pods import Pod
@@ -100,13 +100,15 @@ class Service:
 class ServiceTable:
     """All services of the gateway and the names that lead to them."""
 
-    __slots__ = ("_configured", "_reported", "_reported_at", "_services", "_weights")
+    __slots__ = ("_configured", "_reported", "_reported_at", "_services", "_weights", "complete")
 
     def __init__(
         self, services: Iterable[Service] = (), weights: Mapping[str, Mapping[str, float]] | None = None
     ) -> None:
         """`weights`: client-facing name → service name → share. Raises ConfigError for shares that are
         negative or all zero. Services that do not exist (yet) get no share."""
+        self.complete = True
+        """False while discovery has not heard yet which services there are."""
         self._services: dict[str, Service] = {}
         self._weights = {name: dict(shares) for name, shares in (weights or {}).items()}
         for name, shares in self._weights.items():
@@ -151,7 +153,8 @@ class ServiceTable:
         """The service for a request that names this model.
 
         None is allowed where there is one service only. With weights, services that have no pod to serve are
-        passed over unless none has. Raises UnknownModel (404, code model_not_found).
+        passed over unless none has. Raises UnknownModel (404, code model_not_found), or NoPods (503) while
+        not all services are known.
         """
         if model is None:
             if len(self._services) == 1:
@@ -166,6 +169,8 @@ class ServiceTable:
         found = self._configured.get(model) or self._find_reported(model)
         if found is None:
             found = self._own_name(model)
+        if found is None and not self.complete:
+            raise NoPods("the gateway does not know the services yet", code="starting", retry_after=1)
         if found is None:
             raise unknown_model(model)
         return found

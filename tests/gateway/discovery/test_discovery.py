@@ -14,7 +14,7 @@ from leadline.gateway.config import build_table, read_config
 from leadline.gateway.discovery.discovery import Discovery
 from leadline.gateway.discovery.kube_api import KubeAccess, find_access
 from leadline.gateway.discovery.reflector import Timing
-from leadline.gateway.errors import ConfigError
+from leadline.gateway.errors import ConfigError, NoPods, UnknownModel
 from leadline.gateway.services import ServiceTable
 from leadline.protocol.announced import labels_of_names
 from leadline.protocol.events import EventBatch
@@ -292,9 +292,15 @@ async def test_an_api_server_that_is_away_at_the_start_does_not_stop_the_gateway
         table = build_table(config)
         discovery = Discovery(config, table, timing=FAST)
         await discovery.start()
+        with pytest.raises(NoPods) as caught:  # "no such model" would be final for clients
+            table.resolve("llm")
+        assert (caught.value.status, caught.value.code, caught.value.retry_after) == (503, "starting", 1)
         script.status = 0
         await script.put(slice_of("s1", "a"))
-        await until(lambda: table.get("ns/llm") is not None)
+        await until(lambda: table.complete)
+        assert table.resolve("llm").name == "ns/llm"
+        with pytest.raises(UnknownModel):
+            table.resolve("other")
         await discovery.close()
 
 

@@ -113,12 +113,17 @@ class Discovery:
             reflector = Reflector(self._api, namespace, selector, self._listener(number), self._timing)
             self.reflectors.append(reflector)
             self._tasks.append(asyncio.create_task(reflector.run(), name=f"discovery-{number}"))
-        waits = [asyncio.create_task(reflector.synced.wait()) for reflector in self.reflectors]
-        _, late = await asyncio.wait(waits, timeout=_FIRST_LIST)
-        for wait in late:
-            wait.cancel()
-        if late:
+        self._table.complete = False
+        listed = asyncio.create_task(self._listed(), name="discovery-first-list")
+        self._tasks.append(listed)
+        if not (await asyncio.wait({listed}, timeout=_FIRST_LIST))[0]:
             log.warning("discovery: the API server has not answered yet; services have no pods until it does")
+
+    async def _listed(self) -> None:
+        """Until every first list is in."""
+        for reflector in self.reflectors:
+            await reflector.synced.wait()
+        self._table.complete = True
 
     def _claim(self, place: str, entry: ServiceConfig, namespace: str) -> None:
         other = self._configured.setdefault(place, entry.name)
