@@ -81,6 +81,18 @@ def test_echo_with_logprobs_scores_prompt_and_answer(server: LiveServer) -> None
         assert text[offset : offset + len(token)] == token
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_top_logprobs_hold_the_token_that_stands_there(server: LiveServer, count: int) -> None:
+    """However unlikely: one hot draw after a prompt that nobody would have guessed."""
+    answer = create(server, echo=True, logprobs=count, temperature=2, seed=3, max_tokens=4)
+    columns = answer.choices[0].logprobs
+    rows = list(zip(columns.tokens, columns.token_logprobs, columns.top_logprobs, strict=True))[1:]
+    for token, logprob, top in rows:
+        assert logprob <= top[token]
+        assert 1 <= len(top) <= count + 1
+    assert any(len(top) == count + 1 for _, _, top in rows)
+
+
 def test_every_choice_of_an_echoed_prompt_has_the_prompts_logprobs(server: LiveServer) -> None:
     """All but its last token is cached, so the second choice answers before the first has scored it."""
     prompt = tokens_of(server, f"{PROMPT} Jupiter. " * 6)[: 3 * BLOCK + 1]

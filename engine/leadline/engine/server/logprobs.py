@@ -78,9 +78,10 @@ class CompletionLogprobsBuilder:
         if entry is None:
             columns.top_logprobs.append(None)
         else:
-            # OpenAI's shape is keyed by text: of tokens that print alike the likeliest is kept.
+            # OpenAI's shape is keyed by text: of tokens that print alike the likeliest is kept. The chosen
+            # one is always there, so that there may be one more than asked for.
             top: dict[str, float] = {}
-            for token, logprob in entry.top[: self._count]:
+            for token, logprob in [*entry.top[: self._count], (entry.token_id, entry.logprob)]:
                 top.setdefault(tokenizer.token_str(token), _floor(logprob))
             columns.top_logprobs.append(top)
 

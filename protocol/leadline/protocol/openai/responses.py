@@ -137,6 +137,7 @@ class CompletionLogprobs(msgspec.Struct, kw_only=True):
     """null for the first token of an echoed prompt."""
     tokens: list[str] = []
     top_logprobs: list[dict[str, float] | None] | None = None
+    """The likeliest tokens at each place, and the one that stands there."""
 
 
 class PromptLogprob(msgspec.Struct, kw_only=True):
