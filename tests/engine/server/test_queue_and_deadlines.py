@@ -64,6 +64,22 @@ async def test_a_full_queue_is_a_429_with_retry_after(
     assert caught.value.type == "rate_limit_error"
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"prompt": ["a", "b", "c"]}, "prompt"), ({"prompt": ["a", "b"], "n": 2}, "prompt"), ({"n": 3}, "n")],
+)
+async def test_what_would_not_fit_an_empty_server_is_a_400(
+    client: openai.AsyncOpenAI, fields: dict[str, Any], param: str
+) -> None:
+    """A 429 would have clients come back for ever."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.completions.create(**{**LONG, **fields, "max_tokens": 1})
+    assert caught.value.param == param
+    assert "2 in all" in caught.value.message
+    fits = await client.completions.create(**{**LONG, "prompt": ["a", "b"], "max_tokens": 1})
+    assert len(fits.choices) == 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_waiting_longer_than_the_queue_timeout_is_a_503(
     narrow_server: LiveServer, client: openai.AsyncOpenAI, stream: bool

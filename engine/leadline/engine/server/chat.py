@@ -40,7 +40,7 @@ from leadline.engine.server.http import sse
 from leadline.engine.server.logprobs import chat_logprobs
 from leadline.engine.server.metrics import RequestTimer
 from leadline.engine.server.outlet import EventTemplate, Outlet
-from leadline.engine.server.params import chat_param, chat_sampling, extras
+from leadline.engine.server.params import chat_param, chat_sampling, check_sequences, extras
 from leadline.engine.server.prompts import prompts_of
 from leadline.engine.server.state import ServerState
 from leadline.protocol.openai.chat import ChatCompletionRequest, FunctionCall, ToolCall
@@ -71,6 +71,7 @@ async def _prepare(body: ChatCompletionRequest, engine: AsyncEngine) -> _Answer:
         parallel_tool_calls=body.parallel_tool_calls is not False,
     )
     sampling = engine.builder.sampling_params(chat_sampling(body, plan.constraint))
+    check_sequences(1, sampling.n, engine.config)
     (prompt,) = await prompts_of(body, engine)
     try:
         request = await engine.prepare(

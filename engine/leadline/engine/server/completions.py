@@ -33,7 +33,7 @@ from leadline.engine.server.http import sse
 from leadline.engine.server.logprobs import CompletionLogprobsBuilder, prompt_logprobs
 from leadline.engine.server.metrics import RequestTimer
 from leadline.engine.server.outlet import EventTemplate, Outlet
-from leadline.engine.server.params import completion_sampling, extras
+from leadline.engine.server.params import check_sequences, completion_sampling, extras
 from leadline.engine.server.prompts import prompts_of
 from leadline.engine.server.state import ServerState
 from leadline.protocol.openai.completion import CompletionRequest
@@ -53,6 +53,7 @@ async def _prepare(body: CompletionRequest, engine: AsyncEngine) -> _Answer:
     prompts = await prompts_of(body, engine)
     if len(prompts) > _MAX_PROMPTS:
         raise RequestError(f"prompt holds {len(prompts)} prompts, more than {_MAX_PROMPTS}", param="prompt")
+    check_sequences(len(prompts), sampling.n, engine.config)
     if body.resume_token_ids and len(prompts) > 1:
         raise RequestError("resume_token_ids goes with a single prompt", param="resume_token_ids")
     if body.echo and body.stream and body.logprobs is not None and (body.n or 1) > 1:

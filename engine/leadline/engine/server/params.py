@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 
+from leadline.engine.config import EngineConfig
 from leadline.engine.errors import RequestError
 from leadline.engine.sampling_params import StructuredSpec
 from leadline.protocol.openai.chat import ChatCompletionRequest
 from leadline.protocol.openai.common import GenerationRequest, JsonObjectFormat, JsonSchemaFormat
 from leadline.protocol.openai.completion import CompletionRequest
 
-__all__ = ["chat_param", "chat_sampling", "completion_sampling", "extras"]
+__all__ = ["chat_param", "chat_sampling", "check_sequences", "completion_sampling", "extras"]
 
 _COPIED = (
     "temperature",
@@ -120,6 +121,17 @@ def _structured(request: GenerationRequest) -> StructuredSpec | None:
     if len(found) > 1:
         raise RequestError("give at most one of response_format, regex and grammar", param="response_format")
     return found[0] if found else None
+
+
+def check_sequences(prompts: int, n: int, config: EngineConfig) -> None:
+    """Refuse for good what would not fit an empty server: 429 asks a client to come back."""
+    room = config.max_concurrent_requests + config.max_queued_requests
+    if prompts * n > room:
+        raise RequestError(
+            f"{prompts} prompts of {n} choices are {prompts * n} sequences, but this server runs and queues "
+            f"{room} in all; send them in several requests",
+            param="n" if prompts == 1 else "prompt",
+        )
 
 
 def extras(request: GenerationRequest) -> dict[str, Any]:
