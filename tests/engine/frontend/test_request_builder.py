@@ -230,6 +230,24 @@ def test_a_model_recommended_for_greedy_is_greedy_unless_asked_otherwise(tokeniz
     assert builder.sampling_params({"temperature": 0.7}).temperature == 0.7
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "name"),
+    [
+        ("top_p", 0.0, "top_p"),
+        ("temperature", 5.0, "temperature"),
+        ("top_k", "many", "top_k"),
+        ("max_new_tokens", -1, "max_tokens"),
+    ],
+)
+def test_a_recommendation_that_no_request_may_have_is_ignored(tokenizer, caplog, field, value, name):
+    """It would have failed every request that leaves the parameter open."""
+    builder = builder_for(tokenizer, generation=GenerationDefaults(**{"min_p": 0.1, field: value}))
+    params = builder.sampling_params({})
+    assert params == SamplingParams(min_p=0.1)
+    assert builder.build([5], params).sampling.max_tokens == LIMIT - 1
+    assert f"generation_config.json: {name}" in caplog.text
+
+
 def test_json_forms_of_parameters_are_understood(builder):
     params = builder.sampling_params(
         {"stop": "END", "logit_bias": {"5": 2, 6: -1.5}, "seed": 3, "temperature": 1}

@@ -80,6 +80,11 @@ def test_every_eos_id_of_both_files_counts(in_config, in_generation, expected, t
     assert load_model_config(tmp_path).eos_token_ids == expected
 
 
+def test_an_eos_id_of_another_type_is_refused(tmp_path):
+    with pytest.raises(UnsupportedModel, match=r"generation_config\.json: eos_token_id .*\[\[2\]\]"):
+        load_model_config(write(tmp_path, LLAMA, {"eos_token_id": [[2]]}))
+
+
 def test_generation_defaults_are_exposed(tmp_path):
     write(tmp_path, LLAMA, {"do_sample": True, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05})
     defaults = load_model_config(tmp_path).generation
@@ -109,6 +114,9 @@ def test_dynamic_ends_where_its_frequencies_would_change(tmp_path):
         ({**LLAMA, "architectures": ["GPT2LMHeadModel"]}, "architectures.*LlamaForCausalLM, Mistral"),
         ({**LLAMA, "architectures": ["XForCausalLM"], "auto_map": {"AutoModel": "x.X"}}, "auto_map"),
         ({**LLAMA, "architectures": None}, "architectures"),
+        ({**LLAMA, "architectures": 5}, "architectures must be a list of names"),
+        ({**LLAMA, "eos_token_id": "abc"}, "config.json: eos_token_id must be a token id"),
+        ({**LLAMA, "rms_norm_eps": "small"}, "rms_norm_eps must be a positive number"),
         ({**LLAMA, "quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
         ({**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({**LLAMA, "rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.*'longrope'"),

@@ -15,6 +15,7 @@ Room for output is settled here as well. With `limit = min(max_model_len, tokens
 
 from __future__ import annotations
 
+import logging
 import operator
 import secrets
 import time
@@ -32,6 +33,8 @@ from leadline.engine.sampling_params import SamplingParams, typed
 from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = ["ModelFacts", "RequestBuilder"]
+
+logger = logging.getLogger("leadline.engine.frontend")
 
 _MAX_STOP_STRINGS = 64
 _DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -68,7 +71,8 @@ class RequestBuilder:
         self._config = config
         self._tokenizer = tokenizer
         self._vocab_size = model_config.vocab_size
-        self._generation = model_config.generation
+        self._recommended = _recommended(model_config.generation)
+        self._recommended_tokens = self._recommended.pop("max_tokens", None)
         self.max_model_len = max_model_len
         self.pool_tokens = pool_tokens
         self.eos_token_ids = tuple(dict.fromkeys((*model_config.eos_token_ids, *tokenizer.eos_token_ids)))
@@ -82,7 +86,7 @@ class RequestBuilder:
         `stop` may be one string; keys of `logit_bias` may be decimal strings, as in JSON. Raises RequestError
         for unknown names and wrong types; ranges are checked by `build`.
         """
-        fields = self._recommended()
+        fields = dict(self._recommended)
         fields.update({name: value for name, value in given.items() if value is not None})
         unknown = sorted(fields.keys() - set(SamplingParams.__struct_fields__))
         if unknown:
@@ -161,16 +165,6 @@ class RequestBuilder:
         """Most tokens one sequence can have, prompt and output together."""
         return min(self.max_model_len, self.pool_tokens)
 
-    def _recommended(self) -> dict[str, Any]:
-        """What generation_config.json says. An explicit `do_sample: false` means greedy."""
-        file = self._generation
-        found = {name: getattr(file, name) for name in _DEFAULTED if getattr(file, name) is not None}
-        if file.do_sample is False:
-            found["temperature"] = 0.0
-        if found.get("top_k", 0) < 0:  # some files write "off" as -1
-            found["top_k"] = 0
-        return found
-
     def _prompt_ids(self, prompt: str | Sequence[int], add_special_tokens: bool) -> list[int]:
         if isinstance(prompt, str):
             if not prompt:
@@ -229,7 +223,7 @@ class RequestBuilder:
         room = self.limit - prompt_len
         wanted = sampling.max_tokens
         if wanted is None:
-            wanted = self._generation.max_new_tokens or room
+            wanted = self._recommended_tokens or room
         max_tokens = min(wanted, room)
         if sampling.min_tokens > max_tokens:
             raise RequestError(
@@ -268,3 +262,24 @@ class RequestBuilder:
                         f"{param} names token {token_id}, but the vocabulary ends at {self._vocab_size - 1}",
                         param=param,
                     )
+
+
+def _recommended(file: Any) -> dict[str, Any]:
+    """What generation_config.json says, but for values that no request may have. An explicit `do_sample:
+    false` means greedy."""
+    found = {name: getattr(file, name) for name in _DEFAULTED if getattr(file, name) is not None}
+    if file.max_new_tokens is not None:
+        found["max_tokens"] = file.max_new_tokens
+    if file.do_sample is False:
+        found["temperature"] = 0.0
+    if isinstance(top_k := found.get("top_k"), int) and top_k < 0:  # some files write "off" as -1
+        found["top_k"] = 0
+    usable = {}
+    for name, value in found.items():
+        try:
+            typed({name: value}).validate()
+        except RequestError as error:
+            logger.warning("generation_config.json: %s; ignored", error)
+        else:
+            usable[name] = value
+    return usable

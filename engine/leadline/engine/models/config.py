@@ -122,7 +122,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=_epsilon(fields.get("rms_norm_eps", 1e-6)),
         rope=read_rope(fields),
         max_position_embeddings=_size(fields, "max_position_embeddings"),
         tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
@@ -132,7 +132,9 @@ def load_model_config(path: str | Path) -> ModelConfig:
         qk_norm=family.qk_norm,
         dtype=_dtype(fields),
         bos_token_id=generation.get("bos_token_id", raw.get("bos_token_id")),
-        eos_token_ids=_token_ids(generation.get("eos_token_id"), raw.get("eos_token_id")),
+        eos_token_ids=_token_ids(
+            {"generation_config.json": generation.get("eos_token_id"), "config.json": raw.get("eos_token_id")}
+        ),
         generation=GenerationDefaults(
             **{name: generation.get(name) for name in GenerationDefaults.__dataclass_fields__}
         ),
@@ -155,6 +157,8 @@ def _read_json(file: Path) -> dict[str, Any] | None:
 
 def _architecture(raw: Mapping[str, Any]) -> tuple[str, Family]:
     names = raw.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UnsupportedModel(f"config.json: architectures must be a list of names, not {names!r}")
     for name in names:
         if name in FAMILIES:
             return name, FAMILIES[name]
@@ -181,13 +185,22 @@ def _dtype(fields: Mapping[str, Any]) -> str:
     return value
 
 
-def _token_ids(*sources: int | list[int] | None) -> tuple[int, ...]:
-    """All ids in order, once each; a source may be one id, several or none."""
+def _epsilon(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise UnsupportedModel(f"config.json: rms_norm_eps must be a positive number, not {value!r}")
+    return float(value)
+
+
+def _token_ids(sources: Mapping[str, object]) -> tuple[int, ...]:
+    """All ids of all files in order, once each; a file may name one id, several or none."""
     ids: dict[int, None] = {}
-    for source in sources:
+    for file, source in sources.items():
         for token in source if isinstance(source, list) else [source]:
-            if token is not None:
-                ids[int(token)] = None
+            if token is None:
+                continue
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise UnsupportedModel(f"{file}: eos_token_id must be a token id or several, not {source!r}")
+            ids[token] = None
     return tuple(ids)
 
 
