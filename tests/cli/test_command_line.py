@@ -120,3 +120,12 @@ def test_model_path_prints_a_folder_with_a_model() -> None:
     result = leadline("model-path", "smollm2")
     assert result.returncode == 0
     assert os.path.isfile(os.path.join(result.stdout.strip(), "config.json"))
+
+
+def test_a_gateway_without_access_to_kubernetes_says_so_in_a_line(tmp_path) -> None:
+    nowhere = {"HOME": str(tmp_path), "KUBECONFIG": "", "KUBERNETES_SERVICE_HOST": ""}
+    for workers in ("1", "2"):
+        result = leadline("gateway", "--kubernetes", "--port=0", f"--workers={workers}", **nowhere)
+        assert result.returncode != 0
+        assert "no service account in this place" in result.stderr
+        assert len(result.stderr.splitlines()) == 1, result.stderr

@@ -36,6 +36,10 @@ _BACKLOG = 4096
 def serve(config: GatewayConfig, *, log_level: str = "info") -> int:
     """Run until SIGTERM or SIGINT; the exit code. Raises ConfigError."""
     _set_up_logging(log_level)
+    if config.discovery.kind == "kubernetes":
+        from leadline.gateway.discovery.kube_api import find_access
+
+        find_access(config.discovery.kubeconfig)  # what is missing is said once, not in each worker's stack
     shared = config.server.workers > 1
     held = _bind(config.server.host, config.server.port, reuse_port=shared)
     host, port = held.getsockname()[:2]
