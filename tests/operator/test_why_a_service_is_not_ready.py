@@ -298,6 +298,15 @@ def test_pods_that_the_api_server_refuses() -> None:
     assert "PodSecurity" in condition(made)["message"]
 
 
+def test_a_quota_is_said_while_the_pods_that_it_left_still_load() -> None:
+    refusal = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
+    made = plan_of({"replicas": 2}, children=deployment(2, 1, conditions=[refusal]), pods=[pod()])
+    assert (condition(made)["reason"], condition(made)["message"]) == ("PodsRefused", "exceeded quota: gpus")
+    crash = pod(containerStatuses=[waiting("CrashLoopBackOff", "", last=ended(1, "boom"))])
+    made = plan_of({"replicas": 2}, children=deployment(2, 1, conditions=[refusal]), pods=[crash])
+    assert condition(made)["reason"] == "PodsRefused", "without a hand it does not pass"
+
+
 def _says(report: StartReport | None, **status: Any) -> str:
     progress = {} if report is None else {"uid-p1": report}
     made = condition(plan_of(children=deployment(), pods=[pod(**status)], progress=progress))
@@ -381,6 +390,46 @@ def test_pods_on_their_way_out_do_not_count() -> None:
 def test_zero_replicas() -> None:
     made = plan_of({"replicas": 0}, children=deployment(0))
     assert (condition(made)["status"], condition(made)["reason"]) == ("False", "ScaledToZero")
+
+
+def test_a_service_that_shrinks_stays_ready_while_its_pods_go() -> None:
+    pods = [pod(name, ready=True) for name in "abc"]
+    made = plan_of({"replicas": 1}, children=deployment(3), pods=pods)
+    assert (condition(made)["status"], condition(made)["reason"]) == ("True", "Ready")
+    assert condition(made)["message"] == "1 of 1 pods serve"
+    assert condition(made, "Progressing")["status"] == "True"
+    too_few = plan_of({"replicas": 1}, children=deployment(3), pods=[pod()])
+    assert condition(too_few)["status"] == "False"
+
+
+def test_pods_of_a_service_that_is_scaled_to_zero_are_not_said_to_be_created() -> None:
+    made = plan_of({"replicas": 0}, children=deployment(2), pods=[pod("a", ready=True), pod("b", ready=True)])
+    ready = condition(made)
+    assert (ready["status"], ready["reason"]) == ("False", "ScaledToZero")
+    assert ready["message"] == "replicas is 0; 2 pods are to go"
+    assert condition(made, "ModelAvailable")["status"] == "True"
+
+
+@pytest.mark.parametrize("change", [{"replicas": 1}, {"servedName": "new"}])
+def test_between_a_change_and_its_controllers_notice_the_last_word_stands_as_of_its_generation(
+    change: dict[str, Any],
+) -> None:
+    pods = [pod("a", ready=True), pod("b", ready=True)]
+    first = plan_of({"replicas": 2}, children=deployment(2), pods=pods)
+    changed = service({"replicas": 2, **change}, status=first.status)
+    changed["metadata"]["generation"] = 2
+    children = deployment(2)
+    (child,) = children.values()
+    child["metadata"]["generation"] = 4
+    made = plan(Observed(changed, NOW, children, pods), SETTINGS)
+    assert made.status["conditions"] == first.status["conditions"]
+    assert made.status["observedGeneration"] == 1, "so `kubectl wait` does not take it for an answer"
+    assert made.events == []
+    one_fails = [pods[0], pod("b", containerStatuses=[waiting("ErrImagePull", "x")])]
+    failed = plan(Observed(changed, NOW, children, one_fails), SETTINGS)
+    assert condition(failed)["reason"] == "ImagePullFailed"
+    refused = plan(Observed(changed, NOW, children, pods, refusal="no"), SETTINGS)
+    assert (condition(refused)["reason"], refused.status["observedGeneration"]) == ("ApplyRefused", 2)
 
 
 def test_a_rollout_says_how_far_it_is() -> None:

@@ -18,7 +18,7 @@ from leadline.operator.objects import ServiceContext
 from leadline.operator.observed import Observed, active_pods
 from leadline.protocol.isvc import ConditionType, Reason
 
-__all__ = ["Verdict", "invalid_status", "judge", "make_status"]
+__all__ = ["Verdict", "invalid_status", "is_too_early", "judge", "make_status"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,14 +40,15 @@ def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
     status = deployment.get("status", {})
     updated = int(status.get("updatedReplicas") or 0)
     total = int(status.get("replicas") or 0)
-    seen = status.get("observedGeneration", 0) >= deployment.get("metadata", {}).get("generation", 1)
     old = max(total - updated, 0)
 
-    if wanted == 0 and not pods:
-        return Verdict(False, Reason.SCALED_TO_ZERO, "replicas is 0", False, False)
-    if seen and wanted > 0 and updated == wanted and total == wanted and ready >= wanted:
-        text = f"{ready} of {wanted} pods serve"
-        return Verdict(True, Reason.READY, text, True, False)
+    if wanted == 0:
+        text = f"replicas is 0; {len(pods)} pods are to go" if pods else "replicas is 0"
+        return Verdict(False, Reason.SCALED_TO_ZERO, text, ready > 0, bool(pods))
+    if _is_seen(deployment) and old == 0 and updated >= wanted and ready >= wanted:
+        # More than are wanted: a service that has shrunk, whose pods are about to go.
+        text = f"{wanted} of {wanted} pods serve"
+        return Verdict(True, Reason.READY, text, True, total > wanted)
 
     resource = context.spec.accelerator.resource_name
     findings = [
@@ -55,7 +56,7 @@ def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
         for pod in pods
         if (finding := diagnose_pod(pod, resource, observed.progress.get(str(pod["metadata"].get("uid")))))
     ]
-    finding = worst(findings) or _refused(deployment)
+    finding = worst([*findings, *_refused(deployment)])
     if finding is None or finding.reason == Reason.CREATING_PODS:
         finding = diagnose_refused(observed.pods, resource) or finding
     available = ready > 0
@@ -74,12 +75,19 @@ def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
     return Verdict(False, Reason.CREATING_PODS, f"{ready} of {wanted} pods serve", available, True)
 
 
-def _refused(deployment: dict[str, Any]) -> Finding | None:
+def _is_seen(deployment: dict[str, Any]) -> bool:
+    """Whether the Deployment's status is that of its present spec."""
+    seen = deployment.get("status", {}).get("observedGeneration", 0)
+    return bool(seen >= deployment.get("metadata", {}).get("generation", 1))
+
+
+def _refused(deployment: dict[str, Any]) -> list[Finding]:
     """The ReplicaSet controller could not even create pods: quota, Pod Security, an admission webhook."""
-    for condition in deployment.get("status", {}).get("conditions") or []:
-        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-            return Finding(Reason.PODS_REFUSED, str(condition.get("message", "the pods were refused")))
-    return None
+    return [
+        Finding(Reason.PODS_REFUSED, str(condition.get("message", "the pods were refused")))
+        for condition in deployment.get("status", {}).get("conditions") or []
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
+    ]
 
 
 def _blocked(finding: Finding | None, status: dict[str, Any], old: int, wanted: int) -> str | None:
@@ -97,6 +105,24 @@ def _blocked(finding: Finding | None, status: dict[str, Any], old: int, wanted: 
             why = finding.message if finding is not None else str(condition.get("message", ""))
             return f"the rollout made no progress while {old} old pods go on serving: {why}"
     return None
+
+
+def is_too_early(observed: Observed, verdict: Verdict) -> bool:
+    """Whether nothing new can be said of a service that was ready: its pods all are, and its Deployment's
+    controller has yet to take note of a change, which it does within a second."""
+    conditions = (observed.service.get("status") or {}).get("conditions") or []
+    was_ready = any(
+        one.get("type") == ConditionType.READY and one.get("status") == "True" for one in conditions
+    )
+    deployment, pods = observed.deployment, active_pods(observed.pods)
+    return bool(
+        was_ready
+        and verdict.reason == Reason.CREATING_PODS
+        and deployment is not None
+        and not _is_seen(deployment)
+        and pods
+        and all(map(is_ready, pods))
+    )
 
 
 def make_status(context: ServiceContext, observed: Observed, wanted: int, verdict: Verdict) -> dict[str, Any]:

@@ -82,6 +82,7 @@ _ORDER = [
     Reason.OUT_OF_MEMORY,
     Reason.IMAGE_PULL_FAILED,
     Reason.CONFIG_FAILED,
+    Reason.PODS_REFUSED,
     Reason.MODEL_UNREACHABLE,
     Reason.CRASH_LOOP,
     Reason.NOT_RESPONDING,

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from leadline.operator.conditions import Verdict, invalid_status, judge, make_status
+from leadline.operator.conditions import Verdict, invalid_status, is_too_early, judge, make_status
 from leadline.operator.names import HASH_ANNOTATION, MANAGED_BY
 from leadline.operator.objects import ServiceContext, network_objects, support_objects, workload_objects
 from leadline.operator.objects.context import digest
@@ -100,12 +100,14 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
     verdict = judge(context, observed, wanted)
     if observed.refusal:
         verdict = Verdict(False, Reason.APPLY_REFUSED, observed.refusal, verdict.available, False)
-    return Plan(
-        desired=objects,
-        delete=_unwanted(observed, objects),
-        status=make_status(context, observed, wanted, verdict),
-        events=_events(observed, verdict.reason, verdict.message),
-    )
+    status = make_status(context, observed, wanted, verdict)
+    events = _events(observed, verdict.reason, verdict.message)
+    if is_too_early(observed, verdict):
+        # What was said of the generation before stands, as that.
+        said = observed.service["status"]
+        status |= {name: said[name] for name in ("observedGeneration", "conditions") if name in said}
+        events = []
+    return Plan(desired=objects, delete=_unwanted(observed, objects), status=status, events=events)
 
 
 def _stuck(observed: Observed, reason: Reason, message: str) -> Plan:
