@@ -339,6 +339,33 @@ def resources(engine: dict[str, Any], fetch: dict[str, Any] | None = None) -> di
     return {"podTemplate": {"spec": patch}}
 
 
+@pytest.mark.parametrize(
+    ("patch", "sentence"),
+    [
+        ({"containers": {"engine": {}}}, "spec.containers must be a list of maps, each with name"),
+        ({"containers": [{"image": "x"}]}, "spec.containers must be a list of maps, each with name"),
+        (
+            {"containers": [{"name": "engine", "env": {"A": "b"}}]},
+            "spec.containers[0].env must be a list of maps, each with name",
+        ),
+        (
+            {"containers": [{"name": "other"}, {"name": "engine", "env": ["A=b"]}]},
+            "spec.containers[1].env must be a list of maps, each with name",
+        ),
+        (
+            {"containers": [{"name": "engine", "resources": "2"}]},
+            "spec.containers[0].resources must be a map",
+        ),
+        ("x", "spec must be a map"),
+    ],
+)
+def test_a_pod_template_of_another_shape_is_named(patch: Any, sentence: str) -> None:
+    made = plan_of({"podTemplate": {"spec": patch}}, children=deployment())
+    assert condition(made)["reason"] == "InvalidSpec"
+    assert condition(made)["message"] == f"podTemplate.{sentence}"
+    assert made.desired is None, "what there is stays"
+
+
 def test_a_pod_whose_engine_has_limits_may_be_guaranteed_although_it_downloads() -> None:
     """QoS counts init containers: kubernetes.io/docs/concepts/workloads/pods/pod-qos."""
     made = plan_of(resources({"requests": ALL, "limits": ALL}))

@@ -17,6 +17,7 @@ from leadline.operator.objects import ServiceContext, network_objects, support_o
 from leadline.operator.objects.context import digest
 from leadline.operator.observed import Observed, owned_by_autoscaler
 from leadline.operator.settings import OperatorSettings
+from leadline.operator.strategic import misshapen
 from leadline.protocol.isvc import ConditionType, Reason
 from leadline.protocol.isvc_types import InferenceServiceSpec
 
@@ -62,6 +63,8 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
     except msgspec.ValidationError as error:
         # The CRD refuses what cannot be read, except for objects that are older than the CRD's rules.
         return _stuck(observed, Reason.INVALID_SPEC, f"the spec cannot be read: {error}")
+    if wrong := misshapen(spec.pod_template or {}, "podTemplate"):
+        return _stuck(observed, Reason.INVALID_SPEC, wrong)
     deployment = observed.deployment
     context = ServiceContext(
         metadata["name"],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["strategic_merge"]
+__all__ = ["misshapen", "strategic_merge"]
 
 _KEYS = {
     "containers": "name",
@@ -25,8 +25,35 @@ _KEYS = {
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
 }
+_MAPS = {"metadata", "spec", "labels", "annotations", "securityContext", "resources", "requests", "limits"}
 _RETAIN = {"volumes"}
 """Lists whose items are unions: an item that names a member of the union replaces the old one."""
+
+
+def misshapen(patch: dict[str, Any], path: str) -> str:
+    """A sentence on the first field that is no map or no list of maps although its name wants one; empty:
+    there is none. `path`: where the patch stands."""
+    for name, value in patch.items():
+        at = f"{path}.{name}"
+        if value is None or (isinstance(value, dict) and "$patch" in value):
+            continue
+        if name in _MAPS and not isinstance(value, dict):
+            return f"{at} must be a map"
+        if name in _KEYS and not (
+            isinstance(value, list) and all(_has_key(item, _KEYS[name]) for item in value)
+        ):
+            return f"{at} must be a list of maps, each with {_KEYS[name]}"
+        items = enumerate(value) if isinstance(value, list) else [(None, value)]
+        for number, item in items:
+            if isinstance(item, dict) and (
+                found := misshapen(item, at if number is None else f"{at}[{number}]")
+            ):
+                return found
+    return ""
+
+
+def _has_key(item: Any, key: str) -> bool:
+    return isinstance(item, dict) and ("$patch" in item or isinstance(item.get(key), str | int))
 
 
 def strategic_merge(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
