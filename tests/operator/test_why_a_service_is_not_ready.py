@@ -298,6 +298,36 @@ def test_pods_that_the_api_server_refuses() -> None:
     assert "PodSecurity" in condition(made)["message"]
 
 
+def test_a_pod_that_waits_for_its_volumes_says_where_to_look() -> None:
+    made = pod(phase="Pending", containerStatuses=[waiting("ContainerCreating")])
+    for status, text in (
+        ("False", "its volumes and network are not ready yet; "),
+        ("True", "its containers "),
+    ):
+        made["status"]["conditions"] = [
+            {"type": "PodScheduled", "status": "True"},
+            {"type": "PodReadyToStartContainers", "status": status},
+        ]
+        ready = condition(plan_of(children=deployment(), pods=[made]))
+        assert ready["reason"] == "CreatingPods"
+        assert ready["message"].startswith(f"p1: {text}")
+
+
+def test_a_pod_whose_predecessor_was_evicted_says_why() -> None:
+    """Of a model that is too large for its node's disk nothing else tells: each pod begins anew, and goes."""
+    evicted = turned_down("a", "Evicted", "11:00:00")
+    evicted["status"]["message"] = "The node was low on resource: ephemeral-storage."
+    pods = [evicted, coming("11:59:00", running())]
+    report = StartReport("not ready", "downloading", 0.5, "8 of 16 GB")
+    ready = condition(plan_of(children=deployment(), pods=pods, progress={"uid-new": report}))
+    assert ready["reason"] == "Downloading"
+    assert ready["message"] == (
+        "new: downloading: 8 of 16 GB (50 %); a was evicted: The node was low on resource: ephemeral-storage."
+    )
+    pods[0]["metadata"]["labels"]["pod-template-hash"] = "t1"
+    assert "evicted" not in condition(plan_of(children=deployment(), pods=pods))["message"]
+
+
 def test_a_quota_is_said_while_the_pods_that_it_left_still_load() -> None:
     refusal = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
     made = plan_of({"replicas": 2}, children=deployment(2, 1, conditions=[refusal]), pods=[pod()])

@@ -9,10 +9,17 @@ Room: operator. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from leadline.operator.diagnosis import Finding, diagnose_pod, diagnose_refused, is_ready, worst
+from leadline.operator.diagnosis import (
+    Finding,
+    diagnose_pod,
+    diagnose_refused,
+    is_ready,
+    last_eviction,
+    worst,
+)
 from leadline.operator.names import PORT, selector_text
 from leadline.operator.objects import ServiceContext
 from leadline.operator.observed import Observed, active_pods
@@ -59,6 +66,8 @@ def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
     finding = worst([*findings, *_refused(deployment)])
     if finding is None or finding.reason == Reason.CREATING_PODS:
         finding = diagnose_refused(observed.pods, resource) or finding
+    if finding is not None and not finding.is_failure and (before := last_eviction(observed.pods)):
+        finding = replace(finding, message=f"{finding.message}; {before}")
     available = ready > 0
     blocked = _blocked(finding, status, old, wanted)
     if blocked is not None:

@@ -19,7 +19,7 @@ from leadline.operator.observed import StartReport
 from leadline.protocol.isvc import Reason
 from leadline.protocol.isvc_termination import read_termination
 
-__all__ = ["Finding", "diagnose_pod", "diagnose_refused", "is_ready", "worst"]
+__all__ = ["Finding", "diagnose_pod", "diagnose_refused", "is_ready", "last_eviction", "worst"]
 
 _MAX_MESSAGE = 512
 
@@ -151,7 +151,11 @@ def diagnose_pod(
         reason = Reason.DOWNLOADING if phase == "downloading" else Reason.LOADING_WEIGHTS
         said = "" if report is None else _progress(report)
         return Finding(reason, f"{name}: {said or 'the engine is starting'}", name)
-    return Finding(Reason.CREATING_PODS, f"{name}: its containers are being made", name)
+    text = "its containers are being made"
+    if _condition(pod, "PodReadyToStartContainers").get("status") == "False":
+        # What is in the way, such as a claim that another node holds, is told by Events alone.
+        text = "its volumes and network are not ready yet; `kubectl describe pod` says what they wait for"
+    return Finding(Reason.CREATING_PODS, f"{name}: {text}", name)
 
 
 _ADMISSION = re.compile(
@@ -182,6 +186,24 @@ def diagnose_refused(pods: list[dict[str, Any]], resource_name: str) -> Finding 
     lacks = match is not None and match["resource"] == resource_name
     text = f"{name}: its node turned it down: {status['reason']}: {_short(status.get('message', ''))}"
     return Finding(Reason.INSUFFICIENT_GPU if lacks else Reason.UNSCHEDULABLE, text, name)
+
+
+def last_eviction(pods: list[dict[str, Any]]) -> str:
+    """Why the kubelet evicted the last pod of the newest template that it did (want of disk, …); empty:
+    it evicted none. The next pod may well share its fate."""
+    pods = sorted(pods, key=lambda pod: (_created(pod), str(pod["metadata"]["name"])))
+    evicted = [
+        pod
+        for pod in pods
+        if pod.get("status", {}).get("phase") == "Failed"
+        and pod["status"].get("reason") == "Evicted"
+        and _template(pod) == _template(pods[-1])
+    ]
+    if not evicted:
+        return ""
+    return (
+        f"{evicted[-1]['metadata']['name']} was evicted: {_short(evicted[-1]['status'].get('message', ''))}"
+    )
 
 
 def _created(pod: dict[str, Any]) -> datetime:
