@@ -252,6 +252,35 @@ def test_kubectl_scale_and_the_scale_subresource_work(cluster: Cluster, tmp_path
         until(lambda: cluster.ready("wide").get("reason") == "ScaledToZero", explain=process.text)
 
 
+# What may stand in an InferenceService, and not in a Deployment → what the API server says.
+NO_POD_TEMPLATES: dict[str, tuple[dict[str, Any], str]] = {
+    "a field that is misspelt": (
+        {"imagePullpolicy": "Never"},
+        "imagePullpolicy: field not declared in schema",
+    ),
+    "a number that wants quotes": ({"env": [{"name": "N", "value": 1}]}, "value: expected string, got"),
+    "a map for a list": ({"args": {"a": "b"}}, "args: expected list"),
+}
+
+
+def test_a_pod_template_that_is_none_is_said_and_what_runs_stays(cluster: Cluster, tmp_path: Path) -> None:
+    with operator(cluster, tmp_path) as process:
+        cluster.apply(service("typo"))
+        until(lambda: is_ready(cluster, "typo"), explain=process.text)
+        for case, (fields, sentence) in NO_POD_TEMPLATES.items():
+            wrong = service("typo")
+            wrong["spec"]["podTemplate"]["spec"]["containers"][0] |= fields
+            cluster.apply(wrong)
+            until(
+                lambda sentence=sentence: sentence in cluster.ready("typo").get("message", ""),
+                20,
+                lambda case=case: (case, cluster.ready("typo"), process.text()[-2000:]),
+            )
+            assert cluster.ready("typo")["reason"] == "ApplyRefused"
+        cluster.apply(service("typo"))
+        until(lambda: is_ready(cluster, "typo"), explain=process.text)
+
+
 FAILURES = {
     "ImagePullFailed": {"image": "leadline/not-there:1"},
     "CrashLoop": {"command": "echo something broke; exit 3"},

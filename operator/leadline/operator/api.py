@@ -27,6 +27,9 @@ Object = dict[str, Any]
 
 _TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 AUTOSCALER_MANAGER = "leadline-autoscaler"
+_REFUSALS_BY_500 = ("failed to create typed patch object", "Internal error occurred: failed calling webhook")
+"""Beginnings of what the API server answers with 500 for an object that does not fit its kind's schema, and
+where an admission webhook that must be asked is not there: an apply again at once would be told the same."""
 _TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
 _CONNECTIONS = 64
 _WRITES = {"PATCH", "POST", "PUT", "DELETE"}
@@ -37,12 +40,14 @@ class ApiError(Exception):
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{reason or status}: {message}")
-        self.status, self.reason = status, reason
+        self.status, self.reason, self.message = status, reason, message
 
     @property
     def is_permanent(self) -> bool:
         """Whether the same request will fail again until somebody changes something: refused as invalid or as
         forbidden. Trying again is still right (that somebody may have), but slowly."""
+        if self.status == 500:
+            return self.message.startswith(_REFUSALS_BY_500)
         return self.status in (400, 403, 405, 413, 422)
 
 
