@@ -236,6 +236,32 @@ def test_somebody_elses_object_of_our_name_is_not_taken_over(cluster: Cluster, t
         assert cluster.get("deploy", "mine-engine") is None
 
 
+def test_somebody_elses_secret_of_our_name_is_not_taken_over(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the chart of a Redis makes one for a release `mine`. The operator may not read Secrets."""
+    monkeypatch.setenv("LEADLINE_REDIS_URL", "redis://:s3cret@redis:6379/0")
+    theirs = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "mine-redis"}}
+    cluster.apply({**theirs, "stringData": {"redis-password": "theirs"}})
+    before = cluster.get("secret", "mine-redis")
+    with operator(cluster, tmp_path) as process:
+        cluster.apply(service("mine"))
+        until(lambda: cluster.ready("mine").get("reason") == "NameTaken", explain=process.text)
+        assert "Secret mine-redis" in cluster.ready("mine")["message"]
+        cluster.kubectl("delete", "isvc", "mine", "--wait=true")
+        assert cluster.get("secret", "mine-redis") == before
+        # One of ours is written again, however often.
+        cluster.apply(service("ours"))
+        until(lambda: is_ready(cluster, "ours"), explain=process.text)
+        cluster.apply(service("ours", servedName="new"))
+        until(
+            lambda: "=new" in json.dumps(cluster.get("deploy", "ours-engine")["spec"]), explain=process.text
+        )
+        until(lambda: is_ready(cluster, "ours"), explain=process.text)
+        assert "NameTaken" not in str(cluster.get("isvc", "ours")["status"])
+        assert cluster.get("secret", "ours-redis")["metadata"]["ownerReferences"]
+
+
 def test_kubectl_scale_and_the_scale_subresource_work(cluster: Cluster, tmp_path: Path) -> None:
     with operator(cluster, tmp_path) as process:
         cluster.apply(service("wide"))

@@ -139,14 +139,18 @@ class Reconciler:
         children = self._store.children(key)
         places = [(BY_KIND[one["kind"]], one["metadata"]["name"]) for one in self._to_apply(key, made)]
         unseen = [(kind, name) for kind, name in places if (kind.kind, name) not in children]
-        unseen = [(kind, name) for kind, name in unseen if kind.kind != "Secret"]
-        items = await asyncio.gather(*(self._api.find(kind, key[0], name) for kind, name in unseen))
+        # Secrets may not be read.
+        ways = [self._api.find_by_patch if kind.kind == "Secret" else self._api.find for kind, _ in unseen]
+        items = await asyncio.gather(
+            *(way(kind, key[0], name) for way, (kind, name) in zip(ways, unseen, strict=True))
+        )
         found: dict[tuple[str, str], Object] = {}
         for (kind, name), item in zip(unseen, items, strict=True):
             if item is None:
                 continue
             if service_of(kind, item) == key:
-                self._store.put(kind, item)
+                if kind.kind != "Secret":
+                    self._store.put(kind, item)
             else:
                 found[kind.kind, name] = item
         return found
