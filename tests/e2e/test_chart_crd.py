@@ -129,3 +129,15 @@ def test_an_upgrade_takes_the_crd_along_and_an_uninstall_leaves_it_with_its_serv
         assert charts.crd in cluster.helm("get", "manifest", "second", "-n", two.name), "and stays adopted"
         cluster.helm("uninstall", "second", "-n", two.name, "--wait")
         assert (one.get(kind, "before") or {})["metadata"]["uid"] == uid
+
+
+def test_who_may_do_nothing_outside_a_namespace_may_install_into_it(cluster: Cluster) -> None:
+    values = "namespaced=true,crds.install=false,operator.replicas=0,gateway.replicas=0,valkey.enabled=false"
+    with cluster.namespace("team") as team:
+        team.kubectl("create", "role", "all", "--verb=*", "--resource=*.*")
+        team.kubectl("create", "rolebinding", "all", "--role=all", "--user=team")
+        installed = cluster.helm(
+            "install", "r", str(CHART), "-n", team.name, "--set", values, "--kube-as-user=team"
+        )
+        assert "STATUS: deployed" in installed
+        cluster.helm("uninstall", "r", "-n", team.name, "--kube-as-user=team")
