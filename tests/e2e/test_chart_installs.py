@@ -72,6 +72,23 @@ def assert_rights_are_those_used(namespace: Namespace, account: str) -> None:
         assert used == granted, "each right is used, and no other"
 
 
+def assert_those_who_may_edit_a_namespace_may_make_services_in_it(namespace: Namespace) -> None:
+    """By the cluster's own roles; who may only view sees them."""
+    for role, user in (("edit", "editor"), ("view", "viewer")):
+        namespace.kubectl("create", "rolebinding", f"{user}s", f"--clusterrole={role}", f"--user={user}")
+
+    def may(user: str, verb: str, subresource: str = "") -> bool:
+        asked_for = ["auth", "can-i", verb, "inferenceservices.serving.leadline.io", f"--as={user}"]
+        more = [f"--subresource={subresource}"] if subresource else []
+        return namespace.kubectl(*asked_for, *more, check=False).strip() == "yes"
+
+    namespace.until("the roles are aggregated", lambda: may("editor", "create") and may("viewer", "list"), 30)
+    assert may("editor", "update", "scale")
+    assert not may("editor", "patch", "status")
+    assert not may("viewer", "create")
+    assert not may("somebody", "list")
+
+
 def pod_address(namespace: Namespace, selector: str) -> str:
     return str(namespace.items("pods", selector)[0]["status"]["podIP"])
 
@@ -85,6 +102,7 @@ def test_a_release_installs_upgrades_answers_its_test_and_leaves_nothing(cluster
             before = secret(namespace, "r-leadline-redis")
             assert len(before["password"]) == 32
             cluster.helm("test", "r", "-n", namespace.name, "--timeout", "60s")
+            assert_those_who_may_edit_a_namespace_may_make_services_in_it(namespace)
 
             namespace.helm("upgrade", "r", values=values_here(gateway={"workers": 2}))
             assert secret(namespace, "r-leadline-redis") == before, "an upgrade keeps the password"
