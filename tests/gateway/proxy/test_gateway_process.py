@@ -160,8 +160,10 @@ async def test_the_access_log_tells_everything_but_the_prompt(tmp_path: Path) ->
     async with pods(ok) as (pod,), gateway_process(tmp_path, pod.address) as gateway:
         async with httpx.AsyncClient() as client:
             url = f"{gateway.url}/v1/chat/completions"
-            await client.post(url, json=body, headers={"Authorization": "Bearer sk-hidden"})
-            await client.post(url, content=b"{")
+            await client.post(
+                url, json=body, headers={"Authorization": "Bearer sk-hidden", "X-Request-ID": "mine-1"}
+            )
+            failed = await client.post(url, content=b"{")
         await until(lambda: gateway.out.count('"status"') == 2)
         lines = [json.loads(line) for line in gateway.out.splitlines() if line.startswith("{")]
         assert [line["status"] for line in lines] == [200, 400]
@@ -170,6 +172,7 @@ async def test_the_access_log_tells_everything_but_the_prompt(tmp_path: Path) ->
         assert first["service"] == "default/default"
         assert first["prompt_tokens"] == 5
         assert first["completion_tokens"] == 2
+        assert [line["request_id"] for line in lines] == ["mine-1", failed.headers["x-request-id"]]
         for text in (gateway.out, gateway.log):
             assert "secret" not in text
             assert "hidden" not in text

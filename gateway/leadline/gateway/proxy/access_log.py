@@ -32,6 +32,7 @@ class _Line(msgspec.Struct, gc=False):
     seconds: float
     tenant: str | None
     key: str | None
+    request_id: str
 
 
 class _ServedLine(_Line, kw_only=True, gc=False):
@@ -58,6 +59,7 @@ class AccessLog:
     def write(
         self,
         exchange: Exchange,
+        request_id: bytes,
         arrived: float,
         status: int,
         call: Call | None,
@@ -67,9 +69,10 @@ class AccessLog:
         seconds = round(time.monotonic() - arrived, 6)
         tenant, key = (principal.tenant, principal.name) if principal is not None else (None, None)
         at, method = round(time.time(), 3), exchange.method.decode("latin-1")
+        known = request_id.decode("ascii")
         if call is None:
             self._lines.append(
-                _Line(at, exchange.client, method, exchange.path, status, seconds, tenant, key)
+                _Line(at, exchange.client, method, exchange.path, status, seconds, tenant, key, known)
             )
         else:
             usage, decision = call.usage, call.decision
@@ -83,6 +86,7 @@ class AccessLog:
                 seconds,
                 tenant,
                 key,
+                known,
                 service=call.service.name,
                 pod=decision.pod.id if decision is not None else None,
                 stream=call.incoming.stream,

@@ -33,7 +33,7 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     seed: int | None = None
     """Given to streams that may move, where the client gave none."""
     extra_headers: Headers = msgspec.field(default_factory=list)
-    """For the answer: X-RateLimit-*."""
+    """For the answer: X-Request-ID, X-RateLimit-*."""
 
     decision: Decision | None = None
     picking_seconds: float = 0.0

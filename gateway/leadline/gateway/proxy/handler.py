@@ -27,6 +27,7 @@ from leadline.gateway.proxy.call import Call
 from leadline.gateway.proxy.exchange import ClientGone, Exchange, too_large
 from leadline.gateway.proxy.gate import KeyGate
 from leadline.gateway.proxy.relay import relay
+from leadline.gateway.proxy.request_id import NAME, request_id
 from leadline.gateway.proxy.routing import known_prompt, read_prompt
 from leadline.gateway.proxy.settings import ProxySettings
 from leadline.gateway.proxy.tracing import Tracing
@@ -83,7 +84,7 @@ class ProxyHandler:
         self.in_flight = 0
 
     async def __call__(self, exchange: Exchange) -> None:
-        books = _Books(time.monotonic())
+        books = _Books(time.monotonic(), exchange.headers)
         self.in_flight += 1
         try:
             await self._serve(exchange, books)
@@ -98,14 +99,14 @@ class ProxyHandler:
             if not exchange.gone:  # the server stops, and its patience has ended
                 books.status = 503
                 if not exchange.started:
-                    error_answer(shutting_down(), exchange, [])
+                    error_answer(shutting_down(), exchange, books.extra_headers)
                 raise
         except Exception:
             logger.exception("a request failed unexpectedly")
             books.status = 500
             if not exchange.started:
                 fault = InternalError("internal error; the gateway's log says more", code="internal_error")
-                error_answer(fault, exchange, [])
+                error_answer(fault, exchange, books.extra_headers)
         finally:
             if not exchange.finished:
                 exchange.drop()
@@ -144,7 +145,8 @@ class ProxyHandler:
         prompt = known_prompt(service, incoming) or await read_prompt(service, incoming)
         call = books.call = Call(
             path=exchange.target,
-            headers=exchange.headers,
+            headers=books.headers,
+            extra_headers=books.extra_headers,
             client=exchange.client,
             incoming=incoming,
             service=service,
@@ -162,9 +164,7 @@ class ProxyHandler:
         estimate = books.estimated = prompt.tokens + (incoming.max_tokens or 0) * incoming.choices
         if gate.limits(principal):
             limits = await gate.take(principal, estimate)
-            call.extra_headers = books.extra_headers = [
-                (name.lower().encode(), value.encode()) for name, value in limits.items()
-            ]
+            books.extra_headers += [(name.lower().encode(), value.encode()) for name, value in limits.items()]
         books.taken = True
         asking = _Asking(principal, fields.priority_class)
         patience = fields.queue_timeout
@@ -195,7 +195,9 @@ class ProxyHandler:
             if self._tracing is not None:
                 self._tracing.end(call)
         if self._access_log is not None:
-            self._access_log.write(exchange, books.arrived, books.status, call, books.principal)
+            self._access_log.write(
+                exchange, books.request_id, books.arrived, books.status, call, books.principal
+            )
 
     def _settle(self, call: Call, principal: Principal, estimated: int) -> None:
         """Put what the key was charged right. Failures cost nothing; a client that leaves has had what went
@@ -212,15 +214,20 @@ class ProxyHandler:
 class _Books:
     """What is known of one request for the books."""
 
-    __slots__ = ("arrived", "call", "estimated", "extra_headers", "principal", "status", "taken")
+    __slots__ = (
+        *("arrived", "call", "estimated", "extra_headers", "headers", "principal", "request_id", "status"),
+        "taken",
+    )
 
-    def __init__(self, arrived: float) -> None:
+    def __init__(self, arrived: float, headers: Headers) -> None:
         self.arrived = arrived
+        self.request_id, self.headers = request_id(headers)
+        """The headers as pods get them."""
         self.status = 0
         """Where it did not end with a pod's answer."""
         self.call: Call | None = None
         self.principal: Principal | None = None
-        self.extra_headers: Headers = []
+        self.extra_headers: Headers = [(NAME, self.request_id)]
         self.estimated = 0
         self.taken = False
 

@@ -26,7 +26,7 @@ HOP_BY_HOP = frozenset(
     )
 )
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
-_OURS = (b"x-leadline-pod", b"x-leadline-explain")
+_OURS = (b"x-leadline-pod", b"x-leadline-explain", b"x-request-id")
 
 
 def header(headers: Headers, name: bytes) -> bytes | None:
