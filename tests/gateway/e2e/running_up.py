@@ -123,7 +123,7 @@ def left(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def says(word: str, length: int = 250) -> list[dict[str, str]]:
-    """A conversation's first turn that shares no block with those of other words."""
+    """A conversation's first turn that shares one block with those of other words, the template's."""
     return [{"role": "user", "content": f"{word} " * length + "Why?"}]
 
 

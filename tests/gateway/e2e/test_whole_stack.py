@@ -76,7 +76,8 @@ def test_a_killed_engine_is_done_without_and_comes_back_with_nothing(up: Up) -> 
     # It may be picked again once its circuit has closed; until then nothing is said of it.
     until(lambda: pod in up.ask(says(next(words), 20)).matched(), 60, "a return")
     back = up.ask(messages)
-    assert back.matched()[pod] == 0
+    # It may have answered one of those, which begin with the template's own words, a block of 16, as all do.
+    assert back.matched()[pod] <= 16
     assert back.pod == other.pod
     assert back.cached_tokens > 200
 
