@@ -90,6 +90,7 @@ class Publisher:
         self._snapshot_size = 0
         self._failed = False
         self._next_batch = self._next_heartbeat = self._next_snapshot = 0.0
+        self._stopping = False
 
     @property
     def epoch(self) -> str:
@@ -114,6 +115,7 @@ class Publisher:
         """Begin to publish. Waits up to `patience` seconds for the first round, so that gateways know the new
         epoch before they are told that the pod is ready (P19); returns whether it went through."""
         self._report = report
+        self._stopping = False
         self._task = asyncio.create_task(self._run(), name="publisher")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._first_round.wait(), patience)
@@ -123,8 +125,9 @@ class Publisher:
         """Stop, and take the pod off the list if Redis lets us within `patience` seconds. May be called
         twice."""
         task, self._task = self._task, None
+        self._stopping = True
         if task is not None:
-            while not task.done():  # a client library may swallow a cancellation, too
+            while not task.done():  # a client library may swallow a cancellation, too; even each one of them
                 task.cancel()
                 await asyncio.wait({task}, timeout=0.1)
             with contextlib.suppress(Exception):
@@ -136,7 +139,7 @@ class Publisher:
 
     async def _run(self) -> None:
         backoff = 0.1
-        while True:
+        while not self._stopping:
             try:
                 await self._round()
             except Exception as error:

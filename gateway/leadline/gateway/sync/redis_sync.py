@@ -103,6 +103,7 @@ class RedisSync:
         self._eager_until = 0.0
         self._gaps = index.gaps
         self._failed = False
+        self._stopping = False
 
     def start(self) -> None:
         """Begin to read in a task of its own."""
@@ -114,8 +115,9 @@ class RedisSync:
     async def stop(self) -> None:
         """End the task and the connection. May be called twice."""
         task, self._task = self._task, None
+        self._stopping = True
         if task is not None:
-            while not task.done():  # a client library may swallow a cancellation
+            while not task.done():  # a client library may swallow a cancellation, even each one of them
                 task.cancel()
                 await asyncio.wait({task}, timeout=0.1)
         with contextlib.suppress(Exception):
@@ -124,7 +126,7 @@ class RedisSync:
     async def run(self) -> None:
         """Read until cancelled. Raises nothing else."""
         backoff = 0.1
-        while True:
+        while not self._stopping:
             began = time.monotonic()
             try:
                 await self._session()
@@ -142,7 +144,7 @@ class RedisSync:
     async def _session(self) -> None:
         self._heartbeats.resumed(time.monotonic())
         self._next_poll = 0.0
-        while True:
+        while not self._stopping:
             if time.monotonic() >= self._next_poll:
                 await self._poll()
                 self._note_success()
