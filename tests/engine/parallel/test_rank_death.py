@@ -264,4 +264,4 @@ def test_a_rank_that_hangs_is_named_and_ends_the_engine(
     )
     assert ("is stopped" in str(error)) == (when == "before a step")
     assert seconds < 5
-    assert not worker.is_running()
+    assert not psutil.wait_procs([worker], timeout=5)[1]

@@ -15,6 +15,7 @@ from leadline.gateway.config import RateLimitConfig
 from leadline.gateway.errors import ConfigError, RateLimited
 from leadline.gateway.limits import RateLimits
 from leadline.gateway.principal import ANONYMOUS, Principal
+from leadline.gateway.ratelimit.shared import SharedWindows
 from live_valkey import until
 
 # A loaded machine must not look like a slow Redis.
@@ -209,3 +210,17 @@ async def test_a_redis_url_that_cannot_be_read_is_named_without_its_password() -
     with pytest.raises(ConfigError) as refused:
         RateLimits("redis://:secret@host:notaport/0")
     assert "secret" not in str(refused.value)
+
+
+async def test_it_stops_in_the_middle_of_traffic(valkey: EmbeddedValkey) -> None:
+    """redis-py forgets a cancellation that comes as a command has just been sent (Python 3.11)."""
+    for number in range(100):
+        windows = SharedWindows(valkey.url, timeout=2.0)
+        windows.start()
+        await until(lambda windows=windows: windows.up)
+        asking = [asyncio.create_task(windows.take("busy", 1, 100_000, 100_000)) for _ in range(10)]
+        for _ in range(number % 25):  # wherever it stands
+            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            await windows.stop()
+            await asyncio.gather(*asking)

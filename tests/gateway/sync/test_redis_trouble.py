@@ -5,6 +5,8 @@ Routing (`index.match`) is asked all the while and never raises: it does not tou
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import logging
 import os
 import signal
@@ -13,11 +15,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 import redis
-from reading_gateway import ReadingGateway, reading
+from reading_gateway import QUICK, ReadingGateway, reading
 
 from leadline.cli.valkey import EmbeddedValkey
 from leadline.gateway.sync.redis_sync import RedisSync
-from live_valkey import KEYS, PoolPod, pods, until
+from live_valkey import FAST, KEYS, PoolPod, pods, until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -169,6 +171,23 @@ async def test_when_redis_stays_away_routing_decays_to_load(valkey: EmbeddedValk
             assert gateway.pods["pod-a"].load(late) == (0, 0, None)
             valkey.restart()
             await until(lambda: gateway.knows(pod))
+
+
+async def test_publishing_and_reading_stop_anywhere_and_start_again(valkey: EmbeddedValkey) -> None:
+    """redis-py forgets a cancellation that comes as a command has just been sent (Python 3.11)."""
+    busy = dataclasses.replace(FAST, heartbeat_seconds=0.001)
+    gateway = ReadingGateway(valkey.url, timing=dataclasses.replace(QUICK, poll_seconds=0.0))
+    for number in range(40):
+        pod = PoolPod(valkey.url, timing=busy)
+        gateway.sync.start()
+        assert await pod.start()
+        pod.store(number)
+        await until(lambda pod=pod: gateway.knows(pod))
+        for _ in range(number):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            await pod.stop()
+            await gateway.sync.stop()
 
 
 async def test_the_log_names_the_trouble_once_and_never_the_password(

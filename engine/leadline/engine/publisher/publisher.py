@@ -123,11 +123,14 @@ class Publisher:
 
     async def stop(self, patience: float = 1.0) -> None:
         """Stop, and take the pod off the list if Redis lets us within `patience` seconds. May be called
-        twice."""
+        twice.
+
+        redis-py sends within `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that comes
+        in the moment that the sending ends; each one may be, so the loop looks at a flag as well."""
         task, self._task = self._task, None
         self._stopping = True
         if task is not None:
-            while not task.done():  # a client library may swallow a cancellation, too; even each one of them
+            while not task.done():
                 task.cancel()
                 await asyncio.wait({task}, timeout=0.1)
             with contextlib.suppress(Exception):

@@ -74,6 +74,7 @@ class SharedWindows:
         self._questions: list[tuple[str, tuple[int, int, int, int], asyncio.Future[Answer] | None]] = []
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._stopping = False
         self.up = False
         """Whether Redis is asked at present."""
         self.outages = 0
@@ -84,11 +85,14 @@ class SharedWindows:
     def start(self) -> None:
         """Connect in the background. On a running loop."""
         if self._task is None:
+            self._stopping = False
             self._task = asyncio.create_task(self._run(), name="rate-limits")
 
     async def stop(self) -> None:
+        """End the task and the connection. May be called twice."""
+        self._stopping = True
         if self._task is not None:
-            self._task.cancel()
+            self._task.cancel()  # redis-py may forget it (RedisSync.stop): the flag ends the task then
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
         await self._redis.aclose()
@@ -136,7 +140,7 @@ class SharedWindows:
 
     async def _run(self) -> None:
         pause = _FIRST_PAUSE
-        while True:
+        while not self._stopping:
             try:
                 if await self._quick():
                     log.info("limits: counting in Redis at %s", self._place)
@@ -162,10 +166,10 @@ class SharedWindows:
 
     async def _serve(self) -> None:
         """Until Redis is down."""
-        while self.up:
+        while self.up and not self._stopping:
             await self._asked.wait()
             self._asked.clear()
-            while self.up and self._questions:
+            while self.up and self._questions and not self._stopping:
                 batch, self._questions = self._questions[:_BATCH], self._questions[_BATCH:]
                 try:
                     await self._send(batch)

@@ -108,16 +108,20 @@ class RedisSync:
     def start(self) -> None:
         """Begin to read in a task of its own."""
         if self._task is None:
+            self._stopping = False
             self._task = asyncio.create_task(
                 self.run(), name=f"sync {self.keys.namespace}/{self.keys.service}"
             )
 
     async def stop(self) -> None:
-        """End the task and the connection. May be called twice."""
+        """End the task and the connection. May be called twice.
+
+        redis-py sends within `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that comes
+        in the moment that the sending ends; each one may be, so the loops look at a flag as well."""
         task, self._task = self._task, None
         self._stopping = True
         if task is not None:
-            while not task.done():  # a client library may swallow a cancellation, even each one of them
+            while not task.done():
                 task.cancel()
                 await asyncio.wait({task}, timeout=0.1)
         with contextlib.suppress(Exception):
