@@ -136,6 +136,20 @@ def test_a_request_that_waits_too_long_ends_with_queue_timeout() -> None:
     assert loop.scheduler.stats().timeouts_total == 2
 
 
+def test_a_queue_timeout_of_zero_asks_for_room_in_the_next_step() -> None:
+    loop = Loop(50, max_concurrent_requests=1)
+    loop.now = 1.0  # later than it arrived, as on its way from another process
+    loop.add(request("first", [1, 2], max_tokens=5, queue_timeout=0.0))
+    loop.step()
+    loop.add(request("no room", [3, 4], queue_timeout=0.0))
+    loop.step()
+    loop.step()
+    assert loop.final["no room"].finish_reason == "queue_timeout"
+    loop.run()
+    assert loop.final["first"].finish_reason == "length"
+    loop.check_exact()
+
+
 @DEPTHS
 def test_a_deadline_ends_a_request_whether_it_runs_or_waits(depth: int) -> None:
     loop = Loop(50, depth=depth, max_concurrent_requests=1)

@@ -193,7 +193,8 @@ def test_the_engines_queue_timeout_holds_unless_the_request_has_its_own(tokenize
     patient = builder_for(tokenizer, queue_timeout=30.0)
     assert patient.build([5], SamplingParams()).queue_timeout == 30.0
     assert patient.build([5], SamplingParams(), queue_timeout=1.0).queue_timeout == 1.0
-    for bad in (0.0, -1.0, float("nan")):
+    assert patient.build([5], SamplingParams(), queue_timeout=0.0).queue_timeout == 0.0
+    for bad in (-1.0, float("nan")):
         assert refused(patient, [5], queue_timeout=bad).param == "queue_timeout"
 
 

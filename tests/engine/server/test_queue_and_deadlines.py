@@ -92,6 +92,19 @@ async def test_waiting_longer_than_the_queue_timeout_is_a_503(
     assert int(caught.value.response.headers["retry-after"]) >= 1
 
 
+async def test_a_queue_timeout_of_zero_is_served_where_there_is_room(
+    narrow_server: LiveServer, client: openai.AsyncOpenAI
+) -> None:
+    now = {**LONG, "max_tokens": 2}
+    answer = await client.completions.create(**now, extra_body={"queue_timeout": 0})
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 2
+    async with busy(narrow_server, client):
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.completions.create(**now, extra_body={"queue_timeout": 0})
+    assert caught.value.code == "queue_timeout"
+
+
 async def test_a_deadline_that_passes_is_a_504(narrow_server: LiveServer, client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         await client.completions.create(**LONG, extra_body={"deadline": 0.5, "ignore_eos": True})

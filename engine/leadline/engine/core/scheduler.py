@@ -177,6 +177,7 @@ class Scheduler:
                 else:
                     longs.append(row)
                     long_seqs.append(seq)
+        self._timeouts.planned()
         if not ones and not longs:
             return None
         if any(row.count > 1 for row in ones):

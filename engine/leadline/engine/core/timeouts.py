@@ -17,15 +17,24 @@ class Timeouts:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Kind, Sequence]] = []
+        self._unplanned: list[tuple[float, Sequence]] = []
+        """Queue timeouts of requests that no step has been planned for yet."""
         self._sweep_at = 1024
 
     def watch(self, seq: Sequence, queue_timeout: float | None) -> None:
         """Watch the request's queue timeout (seconds after arrival) and deadline, where it has them."""
         request = seq.request
         if queue_timeout is not None:
-            self._push(request.arrival + queue_timeout, "queue_timeout", seq)
+            self._unplanned.append((request.arrival + queue_timeout, seq))
         if request.deadline is not None:
             self._push(request.deadline, "deadline", seq)
+
+    def planned(self) -> None:
+        """A step was planned that could admit whoever waits: a queue timeout of 0 means that step."""
+        for when, seq in self._unplanned:
+            if seq.admitted_at is None:
+                self._push(when, "queue_timeout", seq)
+        self._unplanned.clear()
 
     def _push(self, when: float, kind: Kind, seq: Sequence) -> None:
         if len(self._heap) >= self._sweep_at:

@@ -140,9 +140,9 @@ class RequestBuilder:
             )
         if queue_timeout is None:
             queue_timeout = self._config.queue_timeout
-        elif not queue_timeout > 0:
+        elif not queue_timeout >= 0:
             raise RequestError(
-                f"queue_timeout must be above 0 seconds, got {queue_timeout}", param="queue_timeout"
+                f"queue_timeout must be at least 0 seconds, got {queue_timeout}", param="queue_timeout"
             )
         max_tokens = self._max_tokens(sampling, len(token_ids) - num_resumed, num_resumed)
         return CoreRequest(

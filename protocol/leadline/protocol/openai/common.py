@@ -128,7 +128,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     """Prefix cache entries are shared only among requests with equal salt."""
     priority_class: PriorityClass | None = None
     queue_timeout: Annotated[float, Meta(ge=0)] | None = None
-    """Seconds the request may wait for admission; then 503."""
+    """Seconds the request may wait for admission; then 503. 0: served only if there is room at once."""
     deadline: Annotated[float, Meta(gt=0)] | None = None
     """Seconds from now by which the answer must be complete; then 504."""
     resume_token_ids: list[TokenId] | None = None
