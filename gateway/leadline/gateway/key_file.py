@@ -7,7 +7,7 @@ Room: gateway. A file, YAML or JSON, usually a mounted Secret:
         hash: sha256:7b0c…                  made by `leadline gateway hash-key`
         tenant: team-a                      shares are by tenant; the name when left out
         models: [Qwen/Qwen3-8B, "small-*"]  all when left out; a last * stands for anything
-        class: interactive                  or batch
+        class: interactive                  or batch, for its requests in the gateway's queue and in pods
         requests_per_minute: 600
         tokens_per_minute: 200000
         expires: 2027-01-31T00:00:00Z

@@ -57,7 +57,8 @@ class ErrorObject(msgspec.Struct, kw_only=True, frozen=True):
 
     message: str
     type: str = "invalid_request_error"
-    """invalid_request_error, authentication_error, not_found_error, rate_limit_error or server_error."""
+    """invalid_request_error, authentication_error, permission_error, not_found_error, rate_limit_error or
+    server_error."""
     param: str | None = None
     """The request field at fault, as a path: `messages[0].content`."""
     code: str | int | None = None

@@ -365,3 +365,23 @@ async def test_a_pod_is_told_what_is_left_of_the_queue_timeout() -> None:
         assert [(await one).status_code for one in (first, second)] == [200, 200]
         assert pod.completions[0].body == body  # it did not wait: not a byte is changed
         assert 0 < pod.completions[1].json["queue_timeout"] < 30
+
+
+async def test_pods_are_told_that_a_key_is_of_class_batch(tmp_path: Path) -> None:
+    keys, entries = {}, ""
+    for name in ("batch", "interactive"):
+        keys[name], entry = key_entry(name, **{"class": name})
+        entries += entry
+    (tmp_path / "keys.yaml").write_text("keys:\n" + entries)
+    config = {"keys_file": str(tmp_path / "keys.yaml")}
+    async with pods(ok) as (pod,), gateway_to(pod.address, config=config) as rig:
+        for name, said, told in (
+            ("batch", {}, "batch"),
+            ("batch", {"priority_class": "interactive"}, "batch"),
+            ("interactive", {}, None),
+            ("interactive", {"priority_class": "batch"}, "batch"),
+        ):
+            headers = {"authorization": f"Bearer {keys[name]}"}
+            got = await rig.post({**CHAT, **said}, headers=headers)
+            assert got.status_code == 200
+            assert pod.completions[-1].json.get("priority_class") == told

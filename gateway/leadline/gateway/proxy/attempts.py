@@ -300,6 +300,8 @@ class Dispatcher:
                 fields["return_token_ids"] = True
             if request.seed is None:
                 fields["seed"] = call.seed
+        if call.batch:
+            fields["priority_class"] = "batch"
         if call.patience is not None:
             fields["queue_timeout"] = call.patience
         if call.deadline is not None:

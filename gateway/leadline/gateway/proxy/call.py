@@ -30,6 +30,8 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     deadline: float | None = None
     patience: float | None = None
     """What is left of the client's `queue_timeout`, where some of it was spent waiting here."""
+    batch: bool = False
+    """The key is of class batch, and the body does not say so."""
     seed: int | None = None
     """Given to streams that may move, where the client gave none."""
     extra_headers: Headers = msgspec.field(default_factory=list)

@@ -143,6 +143,7 @@ class ProxyHandler:
         deadline = None if fields.deadline is None else books.arrived + fields.deadline
         metrics = self._metrics.service(service.name)
         prompt = known_prompt(service, incoming) or await read_prompt(service, incoming)
+        asking = _Asking(principal, fields.priority_class)
         call = books.call = Call(
             path=exchange.target,
             headers=books.headers,
@@ -155,6 +156,7 @@ class ProxyHandler:
             arrived=books.arrived,
             explain=explain,
             deadline=deadline,
+            batch=asking.priority_class == "batch" != fields.priority_class,
             seed=self._rng.getrandbits(63) if incoming.resumable else None,
         )
         metrics.began()
@@ -166,7 +168,6 @@ class ProxyHandler:
             limits = await gate.take(principal, estimate)
             books.extra_headers += [(name.lower().encode(), value.encode()) for name, value in limits.items()]
         books.taken = True
-        asking = _Asking(principal, fields.priority_class)
         patience = fields.queue_timeout
         ticket = self._admission.enter(service, asking, deadline, max(1, estimate), patience=patience)
         if not ticket.let_in():
