@@ -77,7 +77,10 @@ class GatewayMetrics:
             registry=registry,
         )
         self._actual = Counter(
-            f"{prefix}actual_cached_tokens_total", "What those answers said", own, registry=registry
+            f"{prefix}actual_cached_tokens_total",
+            "Prompt tokens that the pod held, by the same answers",
+            own,
+            registry=registry,
         )
         self._prompt = Counter(
             f"{prefix}prompt_tokens_total",

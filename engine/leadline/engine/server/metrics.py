@@ -198,8 +198,12 @@ class _CoreCollector(Collector):
                 "Tokens of sequences at first admission.",
                 stats.prefix_query_tokens_total,
             ),
-            ("prefix_hit_tokens", "Of these, found in the prefix cache.", stats.prefix_hit_tokens_total),
+            (
+                "prefix_hit_tokens",
+                "Tokens found in the prefix cache at first admission.",
+                stats.prefix_hit_tokens_total,
+            ),
             ("drafted_tokens", "Tokens that speculation drafted.", stats.drafted_tokens_total),
-            ("accepted_tokens", "Of these, what the model then sampled.", stats.accepted_tokens_total),
+            ("accepted_tokens", "Drafted tokens that the model then sampled.", stats.accepted_tokens_total),
         ):
             yield CounterMetricFamily(f"leadline_engine_{name}", text, value=value)

@@ -1,0 +1,49 @@
+"""docs/api.md names every field of a request once: served, refused or ignored."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from openai.types import completion_create_params as completions
+from openai.types.chat import completion_create_params as chat
+
+from leadline.engine.server.openapi import document
+from leadline.gateway.proxy.handler import PATHS
+from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest
+from leadline.protocol.openai.common import NOT_SUPPORTED
+
+PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+FIELDS = PAGE.split("\n## Fields\n")[1].split("\n## ")[0]
+OURS = {*ChatCompletionRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
+OPENAIS = {
+    *chat.CompletionCreateParamsBase.__annotations__,
+    *completions.CompletionCreateParamsBase.__annotations__,
+    "stream",
+}
+
+
+def in_backticks(text: str) -> set[str]:
+    return set(re.findall(r"`([a-z_]+)`", text))
+
+
+def first_column(table: str) -> set[str]:
+    return {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in in_backticks(row)}
+
+
+def test_every_field_is_served_refused_or_ignored_as_the_page_says() -> None:
+    of_openai, rest = FIELDS.split("Beyond OpenAI's;")
+    beyond, rest = rest.split("\nRefused with 400")
+    refused, ignored = rest.split("\nIgnored, ")
+    refused_fields = {*NOT_SUPPORTED, "suffix"}
+    assert in_backticks(refused) == refused_fields
+    assert in_backticks(ignored) == OPENAIS - OURS
+    assert first_column(of_openai) == OPENAIS & OURS - refused_fields
+    assert first_column(beyond) == OURS - OPENAIS - refused_fields
+
+
+def test_every_path_of_an_engine_is_in_the_table() -> None:
+    table = PAGE.split("\n## Paths\n")[1].split("\n## ")[0]
+    for path in {*document()["paths"], *PATHS}:
+        shown = "/admin/…" if path.startswith("/admin/") else path.replace("{name}", "NAME")
+        assert shown in table

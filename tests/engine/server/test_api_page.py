@@ -1,0 +1,31 @@
+"""The examples of docs/api.md, run as they stand against a server."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_server import LiveServer
+
+PAGE = Path(__file__).parents[3] / "docs" / "api.md"
+
+
+def test_the_examples_of_the_page_run(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    printed = []
+    for block in blocks:
+        exec(block.replace("http://127.0.0.1:8000", server.url), names)
+        printed.append(capsys.readouterr().out.strip())
+    names["client"].close()
+    chat, streamed, schema, tool, refused = printed
+    assert re.search(r"\S.* (stop|length) CompletionUsage\(", chat, re.DOTALL)
+    assert re.search(r"\S.*CompletionUsage\(completion_tokens=\d+", streamed, re.DOTALL)
+    assert json.loads(schema)["city"] in ("Paris", "Rome")
+    name, arguments = tool.split(" ", 1)
+    assert name == "weather"
+    assert json.loads(arguments)["city"] in ("Paris", "Rome")
+    assert refused.startswith("400 context_length_exceeded messages Error code: 400 - the prompt has ")
