@@ -158,8 +158,9 @@ class InferenceServiceSpec(SpecObject, kw_only=True):
             ),
         ),
     ]
-    served_name: ServedName | None = None
-    """None: metadata.name."""
+    served_name: (
+        Annotated[ServedName, Meta(description="Name that clients use; metadata.name when left out.")] | None
+    ) = None
     aliases: Annotated[
         list[ServedName],
         Meta(
@@ -174,13 +175,24 @@ class InferenceServiceSpec(SpecObject, kw_only=True):
     replicas: Annotated[
         int, Meta(ge=0, le=1000, description="Pods; set by kubectl scale and autoscalers too.")
     ] = 1
-    autoscaling: Autoscaling | None = None
+    autoscaling: (
+        Annotated[
+            Autoscaling,
+            Meta(description="Replicas by requests in flight; steps aside while an HPA targets the service."),
+        ]
+        | None
+    ) = None
     engine: EngineOptions = field(default_factory=EngineOptions)
-    accelerator: Accelerator = field(default_factory=Accelerator)
+    accelerator: Annotated[Accelerator, Meta(description="What the pods run on, and where.")] = field(
+        default_factory=Accelerator
+    )
     cache: Cache | None = None
-    token_secret_ref: SecretKey | None = None
-    """The hub's token for hf:// models."""
-    rollout: Rollout = field(default_factory=Rollout)
+    token_secret_ref: (
+        Annotated[SecretKey, Meta(description="The hub's token, for hf:// models that want one.")] | None
+    ) = None
+    rollout: Annotated[Rollout, Meta(description="How pods are replaced when their template changes.")] = (
+        field(default_factory=Rollout)
+    )
     pod_template: Annotated[
         dict[str, Any] | None,
         Meta(
@@ -208,15 +220,20 @@ class Condition(SpecObject, kw_only=True):
 
 
 class InferenceServiceStatus(SpecObject, kw_only=True):
-    observed_generation: int = 0
+    observed_generation: Annotated[
+        int, Meta(description="metadata.generation that this status speaks of.")
+    ] = 0
     replicas: Annotated[int, Meta(description="Pods there are.")] = 0
-    ready_replicas: int = 0
+    ready_replicas: Annotated[int, Meta(description="Pods that serve.")] = 0
     updated_replicas: Annotated[int, Meta(description="Pods of the newest template.")] = 0
-    desired_replicas: int = 0
+    desired_replicas: Annotated[int, Meta(description="Pods that are wanted.")] = 0
     selector: Annotated[str, Meta(description="Label selector of the pods, for /scale.")] = ""
-    url: str = ""
-    served_name: str = ""
+    url: Annotated[str, Meta(description="Base URL of the OpenAI API.")] = ""
+    served_name: Annotated[str, Meta(description="What clients call the model.")] = ""
     conditions: Annotated[
         list[Condition],
-        Meta(extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+        Meta(
+            description="Ready, ModelAvailable, Progressing; docs/troubleshooting.md explains the reasons.",
+            extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        ),
     ] = field(default_factory=list)
