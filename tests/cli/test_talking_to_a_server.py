@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
+from leadline.cli.http import ServerError
+from leadline.cli.warmup import run
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +126,18 @@ def test_bench_serve_measures_a_server(url: str) -> None:
     assert 0 < result["ttft_seconds"]["p50"] <= result["ttft_seconds"]["p99"] < 120
     assert result["itl_seconds"]["mean"] > 0
     assert result["output_tokens_per_second"] > 0
+
+
+def test_warmup_of_a_gateway_says_that_an_engine_is_meant() -> None:
+    class Gateway(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(404)
+            self.end_headers()
+            self.wfile.write(b'{"error": {"message": "no such path: /admin/warmup"}}')
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(ServerError, match="name an engine"):
+            run(argparse.Namespace(url=url, api_key=None, prompt=["Hi"], system=[], file=None))
+        server.shutdown()

@@ -18,6 +18,9 @@ __all__ = ["Server", "ServerError"]
 class ServerError(EngineError):
     """The server could not be reached or refused; the message is fit for the user."""
 
+    status = 0
+    """Of the refusal, where there was an answer."""
+
 
 class Server:
     """One server at `url` (scheme://host:port, a trailing /v1 is accepted)."""
@@ -82,5 +85,7 @@ class Server:
                 message = json.loads(text)["error"]["message"]
             except (ValueError, KeyError, TypeError):
                 message = text[:200]
-            raise ServerError(f"{self.url}{path} answered {response.status}: {message}")
+            refused = ServerError(f"{self.url}{path} answered {response.status}: {message}")
+            refused.status = response.status
+            raise refused
         return response

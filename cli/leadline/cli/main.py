@@ -23,7 +23,7 @@ _COMMANDS = {
     "gateway": ("leadline.cli.gateway", "route the OpenAI API to the pods of one or more services"),
     "operator": ("leadline.cli.operator", "turn InferenceServices into engine pods, in Kubernetes"),
     "chat": ("leadline.cli.chat", "talk to a model: a running server's, or one started for the occasion"),
-    "warmup": ("leadline.cli.warmup", "put prompts into a running server's prefix cache"),
+    "warmup": ("leadline.cli.warmup", "put prompts into a running engine's prefix cache"),
     "bench": ("leadline.cli.bench", "measure what clients of a running server see"),
     "model-path": ("leadline.cli.model_path", "get a model and print its local folder"),
 }
