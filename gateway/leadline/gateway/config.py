@@ -74,6 +74,7 @@ class ServiceConfig(Strict):
     policy: NonEmpty | None = None
     """Routing policy; the gateway's `policy` when left out."""
     policy_options: dict[str, Any] = {}
+    """Parameters of the policy."""
     block_size: AtLeastOne = 64
     """Tokens a block, until a pod reports its own."""
     pod_concurrency: Count | None = None
@@ -90,6 +91,7 @@ class DiscoveryConfig(Strict):
     """Where pods come from, for services without a static list."""
 
     kind: Literal["static", "kubernetes"] = "static"
+    """static: what `services` lists. kubernetes: EndpointSlices are watched."""
     namespace: str = ""
     """Kubernetes namespace to watch; empty: that of the gateway's own pod. "*": all."""
     label_selector: str = ""
@@ -134,15 +136,20 @@ class RateLimitConfig(Strict):
     requests_per_minute: Count = 0
     """For keys that bring no limit of their own, and without keys for everybody together; 0: none."""
     tokens_per_minute: Count = 0
+    """The same of tokens, prompt and output together."""
 
 
 class ServerConfig(Strict):
     """The side that clients see."""
 
     host: str = "0.0.0.0"
+    """Address to listen on."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8080
+    """0 picks a free one."""
     workers: AtLeastOne = 1
+    """Processes that share the port."""
     max_body_bytes: AtLeastOne = 32 << 20
+    """Larger requests are refused with 413."""
     request_timeout_seconds: Positive = 60.0
     """From the first byte of a client's request to its last; a slower one is answered with 408."""
     write_timeout_seconds: Positive = 60.0
@@ -150,6 +157,7 @@ class ServerConfig(Strict):
     shutdown_seconds: NonNegative = 30.0
     """Streams may go on so long after SIGTERM."""
     access_log: bool = True
+    """A line of JSON for each completion, without prompts, answers and keys."""
     otlp_endpoint: str = ""
     """OpenTelemetry collector for traces; empty: no traces."""
 
@@ -158,6 +166,7 @@ class UpstreamConfig(Strict):
     """The side that pods see."""
 
     connect_timeout_seconds: Positive = 2.0
+    """Of a connection to a pod."""
     first_byte_timeout_seconds: Positive = 300.0
     """Of streams: from sending the request to the first byte of its answer."""
     answer_timeout_seconds: Positive = 3600.0
@@ -172,11 +181,11 @@ class UpstreamConfig(Strict):
     breaker_failures: AtLeastOne = 3
     """Failures in a row after which a pod is left alone."""
     breaker_seconds: Positive = 5.0
-    """How long at first; longer each time."""
+    """How long at first; longer each time, up to half a minute."""
     hedge_after_seconds: NonNegative = 0.0
     """Ask a second pod when the first has not answered so long; 0: never."""
     api_key: str = ""
-    """Sent to pods in place of the client's key, which they never see; empty: none."""
+    """Sent to pods in place of the client's key. Empty: none with a `keys_file`, else the client's own."""
 
     def __repr__(self) -> str:
         return "UpstreamConfig(…)"
@@ -190,8 +199,11 @@ class GatewayConfig(Strict):
     keys_file: str = ""
     """Keys of clients (keys.py); empty: everybody may."""
     policy: NonEmpty = "prefix"
+    """Routing policy: prefix, least-load, session, random, or the name of an entry point."""
     policy_options: dict[str, Any] = {}
+    """Parameters of the policy (policies/README.md)."""
     services: list[ServiceConfig] = []
+    """Services by hand; with discovery by kubernetes those that want other settings."""
     models: dict[str, dict[str, NonNegative]] = {}
     """Name for clients → service → share, for canaries."""
     discovery: DiscoveryConfig = msgspec.field(default_factory=DiscoveryConfig)
