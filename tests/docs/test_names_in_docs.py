@@ -78,6 +78,15 @@ def test_options_exist(page: Path) -> None:
         assert set(re.findall(r"(?<= )--[a-z][a-z-]+", rest)) <= options(command), rest
 
 
+def test_every_variable_is_on_the_page() -> None:
+    page = (ROOT / "docs/environment.md").read_text()
+    rooms = ("protocol", "engine", "gateway", "operator", "cli")
+    text = "".join(path.read_text() for room in rooms for path in (ROOT / room).rglob("*.py"))
+    names = set(re.findall(r"[\"']LEADLINE_[A-Z_]+", text))
+    assert names
+    assert [name for name in sorted(names) if f"`{name[1:]}" not in page] == []
+
+
 def test_values_of_the_chart_exist() -> None:
     values = yaml.safe_load((ROOT / "charts/leadline/values.yaml").read_text())
     text = (ROOT / "docs/install.md").read_text()

@@ -16,6 +16,10 @@ _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Every option may come from the environment: --gateway-url from LEADLINE_OPERATOR_GATEWAY_URL."""
+    parser.epilog = (
+        "Options may come from the environment: --gateway-url from LEADLINE_OPERATOR_GATEWAY_URL. "
+        "LEADLINE_REDIS_URL is the Redis or Valkey that engines publish to."
+    )
     defaults = OperatorSettings()
     parser.add_argument(
         "--namespace",
