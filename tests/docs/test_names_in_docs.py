@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from leadline.operator.settings import OperatorSettings
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path
@@ -57,7 +59,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_variables_and_metrics_exist(page: Path) -> None:
     text = page.read_text()
     for name in set(re.findall(r"\bLEADLINE_[A-Z_]+\b", text)):
-        assert name in sources(), name
+        setting = name.removeprefix("LEADLINE_OPERATOR_").lower()
+        assert name in sources() or setting in OperatorSettings.__dataclass_fields__, name
     for room, name in set(re.findall(r"`leadline_(engine|gateway|operator)_(\w+)", text)):
         # Histograms and counters are defined without their suffix, and engines' metrics without a prefix.
         base = re.sub(r"_(total|bucket|count|sum)$", "", name)
