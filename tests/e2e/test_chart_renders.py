@@ -293,6 +293,7 @@ def test_an_autoscaled_gateway_leaves_its_replicas_to_the_autoscaler(
     assert named(documents, "PodDisruptionBudget", "r-leadline-gateway")
     config = yaml.safe_load(named(documents, "ConfigMap", "r-leadline-gateway")["data"]["gateway.yaml"])
     assert config["limits"]["replicas"] == 10, "a tenth of each limit, where there is no Redis to count in"
+    assert config["server"]["host"] == "::", "pods have addresses of IPv4, IPv6 or both"
 
 
 @pytest.mark.cluster

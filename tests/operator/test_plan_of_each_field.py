@@ -106,6 +106,7 @@ def test_the_engine_accepts_every_argument_the_operator_may_write() -> None:
     assert command == "serve"
     parsed = parser.parse_args(arguments)
     assert (parsed.port, parsed.max_model_len, parsed.drain_timeout) == (8000, 64, 3.0)
+    assert parsed.host == "::", "pods have addresses of IPv4, IPv6 or both"
     assert parsed.numa == "auto"
 
 

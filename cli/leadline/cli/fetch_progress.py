@@ -18,6 +18,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from leadline.protocol.errors import ErrorObject
+from leadline.protocol.listening import bound_socket
 from leadline.protocol.openai.service import NotReadyResponse, StartProgress, StatusResponse
 
 __all__ = ["FetchProgress"]
@@ -81,4 +82,9 @@ def _server(port: int, progress: FetchProgress) -> ThreadingHTTPServer:
         def log_message(self, *arguments: object) -> None:
             pass
 
-    return ThreadingHTTPServer(("0.0.0.0", port), Handler)
+    server = ThreadingHTTPServer(("", port), Handler, bind_and_activate=False)
+    server.socket.close()  # made for IPv4 alone
+    server.socket = bound_socket("::", port)
+    server.server_address = server.socket.getsockname()
+    server.server_activate()
+    return server

@@ -25,6 +25,7 @@ from multiprocessing.process import BaseProcess
 
 from leadline.gateway.config import GatewayConfig
 from leadline.gateway.errors import ConfigError
+from leadline.protocol.listening import bound_socket
 
 __all__ = ["serve"]
 
@@ -211,14 +212,7 @@ def _forget_metrics(pid: int | None) -> None:
 def _bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
     """A bound socket that does not listen yet: a port in use is reported at once."""
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, proto)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(address)
+        listener = bound_socket(host, port, shared=reuse_port)
     except OSError as error:
         raise ConfigError(f"server: cannot listen on {host}:{port}: {error.strerror or error}") from None
     listener.setblocking(False)

@@ -141,6 +141,16 @@ async def test_workers_share_the_port_and_their_counters(tmp_path: Path) -> None
         await until(lambda: not any(worker.is_running() for worker in workers))
 
 
+async def test_a_gateway_of_every_address_names_an_ipv4_client_as_ever(tmp_path: Path) -> None:
+    """The chart's gateway listens on `::`, for clusters of either family, where peers are ::ffff:10.0.0.7."""
+    async with pods(ok) as (pod,), gateway_process(tmp_path, pod.address, "--host=::") as gateway:
+        port = gateway.url.rpartition(":")[2]
+        async with httpx.AsyncClient() as client:
+            got = await client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=CHAT)
+        assert got.status_code == 200
+        assert pod.completions[0].one("x-forwarded-for") == "127.0.0.1"
+
+
 async def test_a_port_in_use_is_reported_at_once(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from leadline.engine.errors import ConfigError
 from leadline.engine.server.settings import ServerSettings
+from leadline.protocol.listening import bound_socket
 
 __all__ = ["LAST_WORDS_SECONDS", "address_of", "http_server", "listen", "listen_first", "settle_garbage"]
 
@@ -48,14 +49,7 @@ def http_server(app: FastAPI, settings: ServerSettings) -> uvicorn.Server:
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """Bind before anything slow happens: a port in use is reported at once, as a ConfigError."""
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, proto)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(address)
+        listener = bound_socket(host, port, shared=shared)
         listener.listen(_BACKLOG)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None

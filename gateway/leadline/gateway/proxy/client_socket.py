@@ -5,6 +5,8 @@ Room: gateway/proxy. Knows bytes only; requests and answers are server_protocol.
 
 import asyncio
 
+from leadline.protocol.listening import plain_address
+
 __all__ = ["ClientSocket"]
 
 
@@ -26,7 +28,7 @@ class ClientSocket(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
         peer = transport.get_extra_info("peername")
-        self.client = peer[0] if isinstance(peer, tuple) else None
+        self.client = plain_address(peer[0]) if isinstance(peer, tuple) else None
 
     def eof_received(self) -> bool:
         """A client that sends no more counts as one that has left."""

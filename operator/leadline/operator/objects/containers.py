@@ -111,7 +111,7 @@ def _arguments(context: ServiceContext) -> list[str]:
     spec, engine = context.spec, context.spec.engine
     arguments = [
         _model_argument(spec.model),
-        "--host=0.0.0.0",
+        "--host=::",
         f"--port={PORT}",
         f"--served-name={context.served_name}",
         f"--drain-timeout={spec.rollout.drain_seconds}",
