@@ -52,6 +52,14 @@ def serving(replicas: int) -> dict[str, Any]:
     return {**made, "metadata": {"name": "s"}}
 
 
+def stands() -> dict[str, Any]:
+    """One whose pods want a Secret that is not there."""
+    volumes = [{"name": "s", "secret": {"secretName": "not-there"}}]
+    engine = {"name": "engine", "volumeMounts": [{"name": "s", "mountPath": "/s"}]}
+    made = service(podTemplate={"spec": {"volumes": volumes, "containers": [engine]}})
+    return {**made, "metadata": {"name": "w"}}
+
+
 def asked(audit: Audit) -> tuple[set[Right], list[str]]:
     """(rights used, requests that were forbidden). An apply that made something needed create as well."""
     used: set[Right] = set()
@@ -97,6 +105,7 @@ def test_the_operator_uses_every_right_it_has_and_lacks_none(cluster: Cluster) -
         cluster.namespace("llm") as namespace,
         system.release("r", values, serves=(namespace,)),
     ):
+        namespace.kubectl("apply", "-f", "-", text=json.dumps(stands()))
         # Every kind of child is made, changed, and, where a spec can do without, deleted.
         full = service(cache={"size": "1Gi"}, engine={"warmupPrompts": ["Hello"]})
         namespace.kubectl("apply", "-f", "-", text=json.dumps(full))
@@ -144,7 +153,12 @@ def test_the_operator_uses_every_right_it_has_and_lacks_none(cluster: Cluster) -
             values["operator"]["extraArgs"] = [f"--namespace={one.name}" for one in (system, namespace)]
         system.helm("upgrade", "r", values=values)
         namespace.until("the policy goes", lambda: not made(namespace, "netpol", "m-engine"), 60)
-        namespace.kubectl("delete", "isvc", "m", "s", "--wait=true")
+        namespace.until(
+            "the status says what does not mount",
+            lambda: 'secret "not-there" not found' in json.dumps(namespace.get("isvc", "w")),
+            60,
+        )
+        namespace.kubectl("delete", "isvc", "m", "s", "w", "--wait=true")
 
         audit = Audit(f"system:serviceaccount:{system.name}:r-leadline-operator")
         ends = time.monotonic() + 30

@@ -217,8 +217,12 @@ def test_a_termination_message_keeps_within_what_kubernetes_keeps(tmp_path: Path
 
 
 def test_an_argument_that_this_engine_does_not_know_is_a_config_error() -> None:
-    usage = "usage: leadline serve [-h]\nleadline serve: error: unrecognized arguments: --colour=red"
-    assert _crash(usage, 2).startswith("ConfigError p1: leadline serve: error: unrecognized")
+    usage = "usage: leadline [-h] COMMAND ...\nleadline: error: unrecognized arguments: --colour=red"
+    assert _crash(usage, 2).startswith("ConfigError p1: error: unrecognized arguments: --colour=red")
+    usage = (
+        "usage: leadline serve [-h]\nleadline serve: error: argument --prefill-chunk: invalid int value: 'x'"
+    )
+    assert _crash(usage, 2).startswith("ConfigError p1: leadline serve: error: argument --prefill-chunk")
 
 
 def test_a_failing_init_container_says_why_too() -> None:

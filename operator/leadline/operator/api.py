@@ -83,10 +83,14 @@ class ApiClient:
     async def get(self, kind: Kind, namespace: str, name: str) -> Object:
         return await self._request("GET", kind, kind.path(namespace, name))
 
-    async def list(self, kind: Kind, namespace: str = "", selector: str = "") -> tuple[list[Object], str]:
-        """All of them, 500 at a time, and the resourceVersion at which the list is true."""
+    async def list(
+        self, kind: Kind, namespace: str = "", selector: str = "", *, fields: str = ""
+    ) -> tuple[list[Object], str]:
+        """All of them, 500 at a time, and the resourceVersion at which the list is true. `fields`: a field
+        selector."""
         items: list[Object] = []
-        parameters = {"limit": "500"} | ({"labelSelector": selector} if selector else {})
+        chosen = {"labelSelector": selector, "fieldSelector": fields}
+        parameters = {"limit": "500"} | {name: value for name, value in chosen.items() if value}
         while True:
             page = await self._request("GET", kind, kind.path(namespace), parameters=parameters)
             items += page.get("items") or []

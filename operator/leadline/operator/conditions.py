@@ -58,10 +58,11 @@ def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
         return Verdict(True, Reason.READY, text, True, total > wanted)
 
     resource = context.spec.accelerator.resource_name
+    progress, troubles = observed.progress, observed.troubles
     findings = [
         finding
-        for pod in pods
-        if (finding := diagnose_pod(pod, resource, observed.progress.get(str(pod["metadata"].get("uid")))))
+        for pod, uid in ((pod, str(pod["metadata"].get("uid"))) for pod in pods)
+        if (finding := diagnose_pod(pod, resource, progress.get(uid), troubles.get(uid, "")))
     ]
     finding = worst([*findings, *_refused(deployment)])
     if finding is None or finding.reason == Reason.CREATING_PODS:

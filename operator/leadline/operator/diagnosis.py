@@ -19,9 +19,19 @@ from leadline.operator.observed import StartReport
 from leadline.protocol.isvc import Reason
 from leadline.protocol.isvc_termination import read_termination
 
-__all__ = ["Finding", "diagnose_pod", "diagnose_refused", "is_ready", "last_eviction", "worst"]
+__all__ = [
+    "Finding",
+    "diagnose_pod",
+    "diagnose_refused",
+    "is_being_set_up",
+    "is_ready",
+    "last_eviction",
+    "waits_for_claims",
+    "worst",
+]
 
 _MAX_MESSAGE = 512
+_CLAIMS = re.compile(r"PersistentVolume|binding volumes|persistent volumes", re.I)
 
 _PULL = {
     "ErrImagePull",
@@ -69,8 +79,8 @@ _SENTENCES: tuple[tuple[Reason, re.Pattern[str]], ...] = (
         ),
     ),
     (Reason.OUT_OF_MEMORY, _OUT_OF_MEMORY),
-    # argparse, of an argument that this engine does not know
-    (Reason.CONFIG_ERROR, re.compile(r"^leadline serve: error: ")),
+    # argparse, of an argument that this engine does not know (without its `leadline: `), or of its value
+    (Reason.CONFIG_ERROR, re.compile(r"^(leadline serve: )?error: ")),
     (Reason.MODEL_UNSUPPORTED, re.compile(r"architecture|is not supported|unsupported", re.I)),
 )
 
@@ -82,6 +92,7 @@ _ORDER = [
     Reason.OUT_OF_MEMORY,
     Reason.IMAGE_PULL_FAILED,
     Reason.CONFIG_FAILED,
+    Reason.POD_SETUP_FAILED,
     Reason.PODS_REFUSED,
     Reason.MODEL_UNREACHABLE,
     Reason.CRASH_LOOP,
@@ -108,7 +119,7 @@ class Finding:
     @property
     def may_pass(self) -> bool:
         """A failure that the kubelet's next try may find gone, although nobody changed anything here."""
-        return self.reason is Reason.MODEL_UNREACHABLE
+        return self.reason in (Reason.MODEL_UNREACHABLE, Reason.POD_SETUP_FAILED)
 
 
 def worst(findings: list[Finding]) -> Finding | None:
@@ -121,15 +132,17 @@ def is_ready(pod: dict[str, Any]) -> bool:
 
 
 def diagnose_pod(
-    pod: dict[str, Any], resource_name: str, report: StartReport | None = None
+    pod: dict[str, Any], resource_name: str, report: StartReport | None = None, trouble: str = ""
 ) -> Finding | None:
-    """Why `pod` is not ready; None if it is. `report`: what it said of itself last."""
+    """Why `pod` is not ready; None if it is. `report`: what it said of itself last. `trouble`: what Events
+    say is in the way of its volumes or its network."""
     if is_ready(pod):
         return None
     name = str(pod["metadata"]["name"])
     scheduled = _condition(pod, "PodScheduled")
-    if scheduled.get("status") == "False":
-        return _unscheduled(name, str(scheduled.get("message", "")), resource_name)
+    if scheduled.get("status") == "False" or (trouble and not scheduled):
+        words = [str(scheduled.get("message", "")), trouble if waits_for_claims(pod) else ""]
+        return _unscheduled(name, "; ".join(filter(None, words)), resource_name)
     status = pod.get("status", {})
     containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
     for container in containers:
@@ -152,10 +165,26 @@ def diagnose_pod(
         said = "" if report is None else _progress(report)
         return Finding(reason, f"{name}: {said or 'the engine is starting'}", name)
     text = "its containers are being made"
-    if _condition(pod, "PodReadyToStartContainers").get("status") == "False":
-        # What is in the way, such as a claim that another node holds, is told by Events alone.
+    if is_being_set_up(pod):
+        if trouble:
+            return Finding(Reason.POD_SETUP_FAILED, f"{name}: {_short(trouble)}; it is tried again", name)
         text = "its volumes and network are not ready yet; `kubectl describe pod` says what they wait for"
     return Finding(Reason.CREATING_PODS, f"{name}: {text}", name)
+
+
+def is_being_set_up(pod: dict[str, Any]) -> bool:
+    """Whether a pod has a node and does not have its volumes and its network yet. What is in the way, such
+    as a claim that another node holds, is told by Events alone."""
+    return _condition(pod, "PodReadyToStartContainers").get("status") == "False"
+
+
+def waits_for_claims(pod: dict[str, Any]) -> bool:
+    """Whether a pod has no node, and claims may be why: why nobody provides them is told by Events alone.
+    While a volume is provided for the node that was found, there is no condition yet."""
+    scheduled = _condition(pod, "PodScheduled")
+    if not scheduled:
+        return bool(pod.get("status", {}).get("phase") == "Pending")
+    return scheduled.get("status") == "False" and bool(_CLAIMS.search(str(scheduled.get("message", ""))))
 
 
 _ADMISSION = re.compile(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from leadline.protocol.isvc import API_VERSION, KIND, PLURAL
 
-__all__ = ["BY_KIND", "CHILDREN", "POD", "SERVICE", "Kind"]
+__all__ = ["BY_KIND", "CHILDREN", "EVENT", "POD", "SERVICE", "Kind"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,6 +35,7 @@ class Kind:
 
 SERVICE = Kind(KIND, API_VERSION, PLURAL)
 POD = Kind("Pod", "v1", "pods")
+EVENT = Kind("Event", "v1", "events")
 CHILDREN = (
     Kind("ServiceAccount", "v1", "serviceaccounts"),
     Kind("ConfigMap", "v1", "configmaps"),

@@ -36,6 +36,7 @@ from leadline.operator.settings import OperatorSettings
 from leadline.operator.shell import kopf_settings, login, watching_registry
 from leadline.operator.starts import StartWatcher
 from leadline.operator.store import Key, Store
+from leadline.operator.troubles import TroubleWatcher
 from leadline.protocol.isvc import ConditionType
 
 __all__ = ["Operator", "run"]
@@ -85,11 +86,16 @@ class Operator:
             server = await self._serve()
             await self._first_sync(api)
             starts = StartWatcher(self.store, probe, self.queue.add, self.settings.looks_at)
-            reconciler = Reconciler(api, self.store, self.settings, starts.reports, Ranker(api, probe))
+            troubles = TroubleWatcher(api, self.store, self.queue.add, self.settings.looks_at)
+            reconciler = Reconciler(
+                api, self.store, self.settings, starts.reports, Ranker(api, probe), troubles.of
+            )
             scaler = ServiceScaler(api, self.store, self.settings, probe)
             tasks = [
                 asyncio.create_task(self._resync_for_ever(api), name="resync"),
-                asyncio.create_task(self._lead(api, reconciler, (scaler.run, starts.run)), name="lead"),
+                asyncio.create_task(
+                    self._lead(api, reconciler, (scaler.run, starts.run, troubles.run)), name="lead"
+                ),
             ]
             watching = asyncio.create_task(self._watch(), name="watch")
             done, _ = await asyncio.wait({*tasks, watching}, return_when=asyncio.FIRST_COMPLETED)

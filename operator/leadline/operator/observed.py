@@ -46,6 +46,8 @@ class Observed:
     """Pod uid → what it said at its last step, of pods that run and are not ready."""
     autoscaled: frozenset[Target] | None = None
     """What autoscalers scale in the service's namespace; None where that is not known."""
+    troubles: dict[str, str] = field(default_factory=dict)
+    """Pod uid → what Events say is in its way, of pods that stand before their containers can start."""
     refusal: str = ""
     """What the API server said when it refused one of the objects that are wanted."""
 

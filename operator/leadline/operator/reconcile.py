@@ -19,7 +19,7 @@ from typing import Any
 from leadline.operator.api import ApiClient, ApiError, Conflict, NotFound
 from leadline.operator.drift import Echoes
 from leadline.operator.hpas import Hpas
-from leadline.operator.kinds import BY_KIND, SERVICE, Kind
+from leadline.operator.kinds import BY_KIND, EVENT, SERVICE
 from leadline.operator.names import HASH_ANNOTATION, child_name
 from leadline.operator.objects.context import digest
 from leadline.operator.observed import Observed, StartReport, Target, owned_by_autoscaler, was_autoscaled
@@ -37,7 +37,6 @@ Object = dict[str, Any]
 _REFUSAL_SECONDS = 60.0
 _LATE = {"Deployment", "Service", "PodDisruptionBudget"}
 """Applied after what pods need to start and what protects them."""
-_EVENT = Kind("Event", "v1", "events")
 
 
 class Outcome:
@@ -68,10 +67,12 @@ class Reconciler:
         settings: OperatorSettings,
         reports: Callable[[list[Object]], dict[str, StartReport]],
         ranker: Ranker,
+        troubles: Callable[[Key], dict[str, str]] = lambda key: {},
     ) -> None:
-        """`reports(pods)`: how far those of them are that start, by uid, as far as is known."""
+        """`reports(pods)`: how far those of them are that start, by uid, as far as is known. `troubles(key)`:
+        what is in the way of a service's pods, by uid."""
         self._api, self._store, self._settings = api, store, settings
-        self._reports = reports
+        self._reports, self._troubles = reports, troubles
         self._ranker, self._hpas = ranker, Hpas(api)
         self._autoscaled: dict[Key, frozenset[Target] | None] = {}
         """Of services that are being looked at."""
@@ -179,6 +180,7 @@ class Reconciler:
                 pods := self._store.pods(key),
                 self._reports(pods),
                 self._autoscaled.get(key),
+                self._troubles(key),
                 self._refusals[key].message if key in self._refusals else "",
             ),
             self._settings,
@@ -296,5 +298,5 @@ class Reconciler:
                 "lastTimestamp": now,
                 "count": 1,
             },
-            _EVENT,
+            EVENT,
         )

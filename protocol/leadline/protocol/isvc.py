@@ -62,6 +62,7 @@ class Reason(StrEnum):
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONFIG_FAILED = "ConfigFailed"
     CONFIG_ERROR = "ConfigError"
+    POD_SETUP_FAILED = "PodSetupFailed"
     PODS_REFUSED = "PodsRefused"
     MODEL_NOT_FOUND = "ModelNotFound"
     MODEL_UNREACHABLE = "ModelUnreachable"
