@@ -318,3 +318,17 @@ def test_routes_lead_to_the_gateways_service(cluster: Cluster, tmp_path: Path) -
     (rule,) = route["spec"]["rules"]
     assert rule["backendRefs"] == [{"name": service["metadata"]["name"], "port": port["port"]}]
     assert rule["timeouts"] == {"request": "0s"}, "0s is no limit: streams are long"
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["", "blue"])
+def test_a_gateway_looks_at_the_services_of_its_releases_operator(
+    cluster: Cluster, tmp_path: Path, name: str
+) -> None:
+    documents = render(cluster, tmp_path, {"operator": {"name": name}})
+    config = yaml.safe_load(named(documents, "ConfigMap", "r-leadline-gateway")["data"]["gateway.yaml"])
+    assert config["discovery"]["operator"] == name
+    (operator,) = named(documents, "Deployment", "r-leadline-operator")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert (f"--operator-name={name}" in operator["args"]) == bool(name)

@@ -110,6 +110,14 @@ def test_the_engine_accepts_every_argument_the_operator_may_write() -> None:
     assert parsed.numa == "auto"
 
 
+def test_the_service_tells_gateways_whose_it_is() -> None:
+    """Gateways of another operator, which the NetworkPolicy keeps out, must not list its models as theirs."""
+    named = replace(SETTINGS, operator_name="blue")
+    labels = wanted(plan_of(settings=named), "Service")["metadata"]["labels"]
+    assert labels["serving.leadline.io/operator"] == "blue"
+    assert "serving.leadline.io/operator" not in wanted(plan_of(), "Service")["metadata"]["labels"]
+
+
 # -- pod template ------------------------------------------------------------------------------------------
 
 

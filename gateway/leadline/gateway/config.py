@@ -97,6 +97,9 @@ class DiscoveryConfig(Strict):
     label_selector: str = ""
     """EndpointSlices to look at; slices of configured services and those labelled
     `serving.leadline.io/service` when empty."""
+    operator: str | None = None
+    """Of services labelled `serving.leadline.io/service`, those of the operator of that name only; "": of the
+    operator without a name; all when left out."""
     port: str = "http"
     """Name or number of the endpoint port; the first port where no port has it."""
     resync_seconds: Positive = 300.0

@@ -17,7 +17,6 @@ __all__ = [
     "HASH_ANNOTATION",
     "MANAGED_BY",
     "MANAGED_SELECTOR",
-    "OPERATOR_LABEL",
     "PORT",
     "PORT_NAME",
     "SERVICE_LABEL",
@@ -29,8 +28,6 @@ __all__ = [
 ]
 
 SERVICE_LABEL = label("service")
-OPERATOR_LABEL = label("operator")
-"""On InferenceServices, by users: which operator is to look at it."""
 COMPONENT_LABEL = "app.kubernetes.io/component"
 MANAGED_BY = "leadline-operator"
 MANAGED_SELECTOR = f"app.kubernetes.io/managed-by={MANAGED_BY}"

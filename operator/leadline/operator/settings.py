@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from leadline.operator.names import OPERATOR_LABEL
+from leadline.protocol.isvc import OPERATOR_LABEL
 
 __all__ = ["OperatorSettings"]
 

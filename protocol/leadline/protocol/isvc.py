@@ -14,6 +14,7 @@ __all__ = [
     "FIELD_MANAGER",
     "GROUP",
     "KIND",
+    "OPERATOR_LABEL",
     "PLURAL",
     "SHORT_NAME",
     "SINGULAR",
@@ -37,6 +38,11 @@ FIELD_MANAGER = "leadline-operator"
 def label(name: str) -> str:
     """Key of a label or annotation of ours: `serving.leadline.io/<name>`."""
     return f"{GROUP}/{name}"
+
+
+OPERATOR_LABEL = label("operator")
+"""On InferenceServices, by users: which operator is to look at it. On its Kubernetes Service, by that
+operator: which gateways are to serve it."""
 
 
 class ConditionType(StrEnum):

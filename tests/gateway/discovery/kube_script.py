@@ -6,6 +6,7 @@ connections, to fall silent, to be away, or to lose events.
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -48,6 +49,23 @@ def endpoint(
         "conditions": {"ready": ready, **conditions},
         "targetRef": {"kind": "Pod", "name": name, "uid": uid or f"uid-{name}", "namespace": "ns"},
     }
+
+
+def selects(selector: str, item: dict[str, Any]) -> bool:
+    """Whether a label selector (`a`, `!a`, `a=b`, `a in (b,c)`) means an object."""
+    labels = item["metadata"]["labels"]
+    for term in re.findall(r"[^,(]+(?:\([^)]*\))?", selector):
+        key, _, values = term.partition(" in ")
+        name, equals, value = key.partition("=")
+        if key.startswith("!"):
+            holds = key[1:] not in labels
+        elif values:
+            holds = labels.get(key) in values.strip("()").split(",")
+        else:
+            holds = labels.get(name) == value if equals else name in labels
+        if not holds:
+            return False
+    return True
 
 
 class KubeScript:
@@ -121,7 +139,8 @@ class KubeScript:
             return web.json_response({"kind": "Status", "message": "as told"}, status=self.status)
         if "watch" in request.query:
             return await self._watch(request)
-        names = sorted(self.objects)
+        selector = request.query["labelSelector"]
+        names = sorted(name for name, item in self.objects.items() if selects(selector, item))
         begin = int(request.query.get("continue", 0))
         page = begin // self.page_size + 1
         if page == self.lists_fail_on_page:
@@ -147,7 +166,9 @@ class KubeScript:
         while time.monotonic() < ends:
             news = self._news
             for version, kind, item in [] if self.silent else list(self.log):
-                if version > position:
+                if version > position and (
+                    kind == "BOOKMARK" or selects(request.query["labelSelector"], item)
+                ):
                     position = version
                     await response.write(json.dumps({"type": kind, "object": item}).encode() + b"\n")
             if news is self._news:

@@ -60,7 +60,9 @@ async def watching(
             """
         )
         kube = {"discovery": {"kind": "kubernetes", "kubeconfig": str(kubeconfig)}}
-        config = read_config(None, {**kube, **(settings or {})})
+        more = dict(settings or {})
+        kube["discovery"] |= more.pop("discovery", {})
+        config = read_config(None, {**kube, **more})
         table = build_table(config)
         events: list[tuple[str, str]] = []
         discovery = Discovery(
@@ -352,3 +354,17 @@ async def test_closing_ends_all_tasks(tmp_path: Path) -> None:
         await kube.discovery.close()
         assert not kube.discovery._tasks
     await until(lambda: len(asyncio.all_tasks()) <= before)
+
+
+@pytest.mark.parametrize(
+    ("operator", "found"),
+    [(None, {"ns/ours", "ns/theirs"}), ("", {"ns/ours"}), ("blue", {"ns/theirs"}), ("red", set())],
+)
+async def test_of_two_releases_each_gateway_serves_what_its_operator_makes(
+    tmp_path: Path, operator: str | None, found: set[str]
+) -> None:
+    blue = {"serving.leadline.io/service": "theirs", "serving.leadline.io/operator": "blue"}
+    slices = slice_of("s1", "a", service="ours"), slice_of("t1", "b", service="theirs", labels=blue)
+    settings = {} if operator is None else {"discovery": {"operator": operator}}
+    async with watching(tmp_path, *slices, settings=settings) as kube:
+        assert {service.name for service in kube.table} == found

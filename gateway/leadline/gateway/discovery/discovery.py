@@ -23,6 +23,7 @@ from leadline.gateway.discovery.slices import OUR_LABEL, SERVICE_LABEL, Endpoint
 from leadline.gateway.errors import ConfigError
 from leadline.gateway.services import Service, ServiceTable
 from leadline.protocol.announced import names_in_labels
+from leadline.protocol.isvc import OPERATOR_LABEL
 
 __all__ = ["Discovery"]
 
@@ -105,7 +106,7 @@ class Discovery:
         if settings.label_selector:
             selectors = [settings.label_selector]
         else:
-            selectors = [OUR_LABEL]
+            selectors = [OUR_LABEL + _of_operator(settings.operator)]
             if names:
                 selectors.append(f"{SERVICE_LABEL} in ({','.join(sorted(set(names)))}),!{OUR_LABEL}")
         self._api = KubeAPI(access)
@@ -195,3 +196,9 @@ class Discovery:
         if pods.update(found):
             log.info("discovery: %s has %d pods", service.name, len(service.pods))
             self._changed(service)
+
+
+def _of_operator(name: str | None) -> str:
+    if name is None:
+        return ""
+    return f",{OPERATOR_LABEL}={name}" if name else f",!{OPERATOR_LABEL}"

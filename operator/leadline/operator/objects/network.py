@@ -7,6 +7,7 @@ from typing import Any
 from leadline.operator.names import PORT, PORT_NAME, selector_labels
 from leadline.operator.objects.context import Object, ServiceContext
 from leadline.protocol.announced import labels_of_names
+from leadline.protocol.isvc import OPERATOR_LABEL
 
 __all__ = ["network_objects"]
 
@@ -36,8 +37,11 @@ def network_objects(context: ServiceContext) -> list[Object]:
 
 def _announcing(context: ServiceContext) -> Object:
     """The Service's metadata: with the names for clients, if they are not just its own, so that the gateway
-    knows them while there is no pod to tell it."""
+    knows them while there is no pod to tell it; and with the operator's name, if it has one, so that the
+    gateways of other operators, which the NetworkPolicy keeps out, leave it alone."""
     metadata = context.metadata(context.child)
+    if operator := context.settings.operator_name:
+        metadata["labels"] = metadata["labels"] | {OPERATOR_LABEL: operator}
     names = [context.served_name, *context.spec.aliases]
     if names != [context.name]:
         metadata["labels"] = metadata["labels"] | labels_of_names(names)
