@@ -54,7 +54,7 @@ def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
         return Verdict(False, Reason.SCALED_TO_ZERO, text, ready > 0, bool(pods))
     if _is_seen(deployment) and old == 0 and updated >= wanted and ready >= wanted:
         # More than are wanted: a service that has shrunk, whose pods are about to go.
-        text = f"{wanted} of {wanted} pods serve"
+        text = f"{wanted} of {wanted} pods serve{_led_elsewhere(context, observed)}"
         return Verdict(True, Reason.READY, text, True, total > wanted)
 
     resource = context.spec.accelerator.resource_name
@@ -83,6 +83,15 @@ def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
     if finding is not None:
         return Verdict(False, finding.reason, finding.message, available, True)
     return Verdict(False, Reason.CREATING_PODS, f"{ready} of {wanted} pods serve", available, True)
+
+
+def _led_elsewhere(context: ServiceContext, observed: Observed) -> str:
+    """What a user must know whose clients get another service's answers."""
+    if not observed.elsewhere:
+        return ""
+    led = ", ".join(f"{name!r} leads to {other}" for name, other in sorted(observed.elsewhere.items()))
+    own = f"{context.namespace}/{context.name}"
+    return f"; but {led}, which has the name too: say {own!r}, or give one of the two another servedName"
 
 
 def _is_seen(deployment: dict[str, Any]) -> bool:

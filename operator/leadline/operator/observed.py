@@ -48,6 +48,8 @@ class Observed:
     """What autoscalers scale in the service's namespace; None where that is not known."""
     troubles: dict[str, str] = field(default_factory=dict)
     """Pod uid → what Events say is in its way, of pods that stand before their containers can start."""
+    elsewhere: dict[str, str] = field(default_factory=dict)
+    """Names that clients say for the service and that lead to another one: name → NAMESPACE/NAME."""
     refusal: str = ""
     """What the API server said when it refused one of the objects that are wanted."""
 

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from leadline.operator.api import ApiClient, ApiError, Conflict, NotFound
+from leadline.operator.clients import names_elsewhere
 from leadline.operator.drift import Echoes
 from leadline.operator.hpas import Hpas
 from leadline.operator.kinds import BY_KIND, EVENT, SERVICE
@@ -181,10 +182,17 @@ class Reconciler:
                 self._reports(pods),
                 self._autoscaled.get(key),
                 self._troubles(key),
+                self._elsewhere(service),
                 self._refusals[key].message if key in self._refusals else "",
             ),
             self._settings,
         )
+
+    def _elsewhere(self, service: Object) -> dict[str, str]:
+        if not self._settings.gateway_url:
+            return {}  # clients say the address of a service
+        services = map(self._store.service, self._store.services())
+        return names_elsewhere(service, [one for one in services if one and self._settings.looks_at(one)])
 
     def _to_apply(self, key: Key, made: Plan) -> list[Object]:
         """Children to be applied. A Secret is not read back: it goes along whenever the Deployment, which

@@ -112,6 +112,17 @@ async def test_a_service_without_pods_is_known_by_the_names_it_announces(tmp_pat
         assert [card.id for card in kube.table.model_cards()] == ["other"]
 
 
+async def test_a_service_without_pods_keeps_its_name_from_one_that_is_served_under_it(tmp_path: Path) -> None:
+    """Else its clients would be answered by another model until its first pod is ready."""
+    asleep = slice_of("s1", service="a", labels={"serving.leadline.io/service": "a"} | labels_of_names(["a"]))
+    other = slice_of(
+        "s2", "p", service="b", labels={"serving.leadline.io/service": "b"} | labels_of_names(["a"])
+    )
+    async with watching(tmp_path, asleep, other) as kube:
+        assert kube.table.resolve("a").name == "ns/a"
+        assert [card.id for card in kube.table.model_cards()] == ["a", "ns/b"]
+
+
 async def test_labelled_slices_make_services_that_come_and_go(tmp_path: Path) -> None:
     async with watching(tmp_path, slice_of("s1", "a", "b")) as kube:
         assert kube.pods() == {"a": "ready", "b": "ready"}

@@ -36,15 +36,13 @@ def network_objects(context: ServiceContext) -> list[Object]:
 
 
 def _announcing(context: ServiceContext) -> Object:
-    """The Service's metadata: with the names for clients, if they are not just its own, so that the gateway
-    knows them while there is no pod to tell it; and with the operator's name, if it has one, so that the
-    gateways of other operators, which the NetworkPolicy keeps out, leave it alone."""
+    """The Service's metadata: with the names for clients, so that the gateway knows them while there is no
+    pod to tell it, and gives them to no other service meanwhile; and with the operator's name, if it has one,
+    so that the gateways of other operators, which the NetworkPolicy keeps out, leave it alone."""
     metadata = context.metadata(context.child)
     if operator := context.settings.operator_name:
         metadata["labels"] = metadata["labels"] | {OPERATOR_LABEL: operator}
-    names = [context.served_name, *context.spec.aliases]
-    if names != [context.name]:
-        metadata["labels"] = metadata["labels"] | labels_of_names(names)
+    metadata["labels"] = metadata["labels"] | labels_of_names([context.served_name, *context.spec.aliases])
     return metadata
 
 
