@@ -7,7 +7,7 @@ import json
 import os
 
 import pytest
-from real_cluster import Audit, Cluster, Namespace, values_here
+from real_cluster import CHART, Audit, Cluster, Namespace, values_here
 from test_operator_rights import asked
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -132,8 +132,22 @@ def test_a_release_installs_upgrades_answers_its_test_and_leaves_nothing(cluster
         )
 
 
+def second_release_is_refused(namespace: Namespace) -> None:
+    """Two operators that act on the same services would undo each other's work, and pods roll for ever."""
+
+    def install(*more: str) -> str:
+        words = ("install", "second", str(CHART), "-n", namespace.name, "--dry-run=server", *more)
+        return namespace.cluster.helm(*words)
+
+    with pytest.raises(AssertionError, match=f"the release r in the namespace {namespace.name} looks after"):
+        install()
+    for way in ("operator.name=blue", "namespaced=true", "operator.enabled=false"):
+        assert "STATUS: pending-install" in install("--set", way)
+
+
 def test_valkey_answers_whom_it_must_and_nobody_else(cluster: Cluster) -> None:
     with cluster.namespace("chart") as namespace, namespace.release("r", values_here()):
+        second_release_is_refused(namespace)
         host, url = "r-leadline-valkey", secret(namespace, "r-leadline-redis")["url"]
         engine = {"serving.leadline.io/service": "x"}
         assert namespace.python("engine", PING, url, labels=engine).strip() == "True"

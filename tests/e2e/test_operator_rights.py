@@ -155,7 +155,7 @@ def test_the_operator_uses_every_right_it_has_and_lacks_none(cluster: Cluster) -
         namespace.until("the policy goes", lambda: not made(namespace, "netpol", "m-engine"), 60)
         namespace.until(
             "the status says what does not mount",
-            lambda: 'secret "not-there" not found' in json.dumps(namespace.get("isvc", "w")),
+            lambda: 'secret "not-there" not found' in str((namespace.get("isvc", "w") or {}).get("status")),
             60,
         )
         namespace.kubectl("delete", "isvc", "m", "s", "w", "--wait=true")

@@ -209,6 +209,7 @@ spec:
 {{- if and .Values.valkey.password .Values.valkey.existingSecret -}}
 {{- fail "set valkey.password or valkey.existingSecret, not both" -}}
 {{- end -}}
+{{- include "leadline.onlyOperator" . -}}
 {{- with .Values.gateway.autoscaling -}}
 {{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) -}}
 {{- fail (printf "gateway.autoscaling.minReplicas (%d) must not be greater than maxReplicas (%d)" (int .minReplicas) (int .maxReplicas)) -}}
@@ -219,5 +220,20 @@ spec:
 {{- end -}}
 {{- if and .Values.gateway.httpRoute.enabled (not .Values.gateway.httpRoute.parentRefs) -}}
 {{- fail "gateway.httpRoute.parentRefs must name a Gateway when gateway.httpRoute.enabled is true" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Two operators that act on the same services undo each other's work, and pods roll for ever. Where charts are rendered
+     without the cluster, nothing is known of others. */}}
+{{- define "leadline.onlyOperator" -}}
+{{- if and .Values.operator.enabled .Values.operator.replicas (not .Values.namespaced) (not (contains "--namespace" (join " " .Values.operator.extraArgs))) -}}
+{{- $own := printf "%s-operator" (include "leadline.clusterName" .) -}}
+{{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRoleBinding" "" "").items -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $operator := and (eq (get $labels "app.kubernetes.io/name") "leadline") (eq (get $labels "app.kubernetes.io/component") "operator") -}}
+{{- if and $operator (ne .metadata.name $own) (eq (get $labels "serving.leadline.io/operator") $.Values.operator.name) -}}
+{{- fail (printf "the release %s in the namespace %s looks after the same services, and two operators undo each other's work: set operator.name here, or namespaced to true" (get $labels "app.kubernetes.io/instance") (first .subjects).namespace) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
