@@ -13,11 +13,10 @@ if TYPE_CHECKING:
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-# Two cores run everything, and several processes at once: more threads would only fight each other.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
-for name in ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    # As many as of the others: two threads that wait for each other by spinning are slower than one.
-    os.environ.setdefault(name, os.environ["OMP_NUM_THREADS"])
+# Two cores run several processes at once. Threads that wait for each other by spinning are far slower than
+# one as soon as something else wants a core: the same tests took 68 s with one and over 280 s with two.
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 
 
 _IMAGES_SECONDS = 1500.0

@@ -75,7 +75,7 @@ class EngineConfig:
     speculative_max_batch: int | None = None
     """Decoding sequences above which nothing is drafted. None: what was measured to pay on the device."""
     cpu_threads: int | None = None
-    """torch intra-op threads on CPU; None: all cores this process may use."""
+    """torch intra-op threads on CPU; None: all cores that affinity and CPU limit grant this process."""
 
     numa: str = "off"
     """Bind the engine's processes to CPUs: off | auto (the GPU's NUMA node) | a node's number."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
@@ -134,7 +133,6 @@ def serving(model: str, *options: str, wait: bool = True) -> Iterator[LiveServer
                 [sys.executable, "-m", "leadline.cli.main", "serve", model, *BASE_OPTIONS, *options],
                 stdout=out,
                 stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "2"},
             )
         server = LiveServer(process, log_file, out_file)
         try:

@@ -54,7 +54,6 @@ class Engine:
                 ],
                 stdout=stdout,
                 stderr=stderr,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
 

@@ -19,9 +19,10 @@ from typing import Any
 
 from leadline.cli.options import engine_config
 from leadline.engine.config import EngineConfig
+from leadline.engine.cores import usable_cores
 from leadline.engine.errors import ConfigError
 
-__all__ = ["EngineSettings", "given_options", "share_gpus", "usable_cores", "visible_gpus"]
+__all__ = ["EngineSettings", "given_options", "share_gpus", "visible_gpus"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -95,13 +96,6 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
         elif value is not None:
             arguments.append(f"--{option}={value}")
     return arguments
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:

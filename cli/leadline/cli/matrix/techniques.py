@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leadline.engine.config import EngineConfig
+from leadline.engine.cores import usable_cores
 
 __all__ = ["TECHNIQUES", "Machine", "Technique"]
 
@@ -24,13 +25,12 @@ class Machine:
     @staticmethod
     def this(device: str) -> Machine:
         """`device`: as EngineConfig's."""
-        import os
 
         import torch
 
         gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
         fp8 = gpus > 0 and torch.cuda.get_device_capability() >= (8, 9)
-        return Machine(gpus, len(os.sched_getaffinity(0)), fp8)
+        return Machine(gpus, usable_cores(), fp8)
 
 
 @dataclass(slots=True, frozen=True)

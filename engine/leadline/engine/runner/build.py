@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from leadline.engine.config import EngineConfig
+from leadline.engine.cores import usable_cores
 from leadline.engine.errors import ConfigError
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.base import CausalLM
@@ -84,7 +85,7 @@ def set_cpu_threads(config: EngineConfig) -> None:
     if config.cpu_threads is not None:
         torch.set_num_threads(config.cpu_threads)
     elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        torch.set_num_threads(usable_cores())
 
 
 def build_runner(

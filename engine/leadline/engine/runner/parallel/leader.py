@@ -10,6 +10,7 @@ import torch
 
 from leadline.engine.config import EngineConfig
 from leadline.engine.core.plan import StepHandle, StepPlan, StepResult
+from leadline.engine.cores import usable_cores
 from leadline.engine.errors import ConfigError, EngineDead
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.config import ModelConfig
@@ -142,7 +143,7 @@ def build_parallel_runner(
         torch.cuda.set_device(0)
         device = torch.device("cuda", 0)
     elif config.cpu_threads is None and "OMP_NUM_THREADS" not in os.environ:
-        config = config.replace(cpu_threads=max(1, len(os.sched_getaffinity(0)) // size))
+        config = config.replace(cpu_threads=max(1, usable_cores() // size))
     config = config.replace(device=device.type)
     check = os.environ.get(CHECK_VARIABLE, "0") not in ("", "0")
     level = logging.getLogger().getEffectiveLevel()
