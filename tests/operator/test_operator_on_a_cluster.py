@@ -260,6 +260,10 @@ def test_somebody_elses_secret_of_our_name_is_not_taken_over(
         until(lambda: is_ready(cluster, "ours"), explain=process.text)
         assert "NameTaken" not in str(cluster.get("isvc", "ours")["status"])
         assert cluster.get("secret", "ours-redis")["metadata"]["ownerReferences"]
+        # One that somebody deleted is missed when a pod cannot start without it.
+        cluster.kubectl("delete", "secret", "ours-redis")
+        cluster.kubectl("delete", "pods", "--all", "--wait=false")
+        until(lambda: cluster.get("secret", "ours-redis") is not None, explain=process.text)
 
 
 def test_kubectl_scale_and_the_scale_subresource_work(cluster: Cluster, tmp_path: Path) -> None:

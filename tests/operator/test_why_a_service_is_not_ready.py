@@ -20,6 +20,7 @@ from operator_builders import (
     waiting,
 )
 
+from leadline.operator.diagnosis import lacks_secret
 from leadline.operator.observed import Observed, StartReport
 from leadline.operator.plan import plan
 from leadline.protocol.isvc_termination import TERMINATION_VARIABLE, read_termination, write_termination
@@ -300,6 +301,13 @@ def test_pods_that_the_api_server_refuses() -> None:
     made = plan_of(children=deployment(1, 0, conditions=[refusal]))
     assert condition(made)["reason"] == "PodsRefused"
     assert "PodSecurity" in condition(made)["message"]
+
+
+def test_a_pod_that_lacks_a_secret_of_ours_is_told_from_one_that_lacks_another() -> None:
+    lacks = pod(containerStatuses=[waiting("CreateContainerConfigError", 'secret "qwen-redis" not found')])
+    assert lacks_secret([pod("a"), lacks], "qwen-redis")
+    assert not lacks_secret([pod("a"), lacks], "redis")
+    assert not lacks_secret([pod("a", ready=True)], "qwen-redis")
 
 
 def test_a_pod_that_waits_for_its_volumes_says_where_to_look() -> None:

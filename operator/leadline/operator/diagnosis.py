@@ -25,6 +25,7 @@ __all__ = [
     "diagnose_refused",
     "is_being_set_up",
     "is_ready",
+    "lacks_secret",
     "last_eviction",
     "waits_for_claims",
     "worst",
@@ -170,6 +171,13 @@ def diagnose_pod(
             return Finding(Reason.POD_SETUP_FAILED, f"{name}: {_short(trouble)}; it is tried again", name)
         text = "its volumes and network are not ready yet; `kubectl describe pod` says what they wait for"
     return Finding(Reason.CREATING_PODS, f"{name}: {text}", name)
+
+
+def lacks_secret(pods: list[dict[str, Any]], name: str) -> bool:
+    """Whether one of `pods` cannot start because there is no Secret of that name."""
+    said = f'secret "{name}" not found'
+    containers = [one for pod in pods for one in pod.get("status", {}).get("containerStatuses") or []]
+    return any(said in one.get("state", {}).get("waiting", {}).get("message", "") for one in containers)
 
 
 def is_being_set_up(pod: dict[str, Any]) -> bool:

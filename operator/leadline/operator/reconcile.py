@@ -18,6 +18,7 @@ from typing import Any
 
 from leadline.operator.api import ApiClient, ApiError, Conflict, NotFound
 from leadline.operator.clients import names_elsewhere
+from leadline.operator.diagnosis import lacks_secret
 from leadline.operator.drift import Echoes
 from leadline.operator.hpas import Hpas
 from leadline.operator.kinds import BY_KIND, EVENT, SERVICE
@@ -196,7 +197,7 @@ class Reconciler:
 
     def _to_apply(self, key: Key, made: Plan) -> list[Object]:
         """Children to be applied. A Secret is not read back: it goes along whenever the Deployment, which
-        carries its digest, is applied."""
+        carries its digest, is applied, and when a pod says that it is gone."""
         children = self._store.children(key)
         wanted = made.desired or []
         chosen = [
@@ -208,9 +209,13 @@ class Reconciler:
         refusal = self._refusals.get(key)
         if refusal is not None and not refusal.is_over(wanted):
             return []
-        if any(one["kind"] == "Deployment" for one in chosen):
-            return [one for one in wanted if one in chosen or one["kind"] == "Secret"]
-        return chosen
+        deploys, pods = any(one["kind"] == "Deployment" for one in chosen), self._store.pods(key)
+        return [
+            one
+            for one in wanted
+            if one in chosen
+            or (one["kind"] == "Secret" and (deploys or lacks_secret(pods, one["metadata"]["name"])))
+        ]
 
     def _writes(self, key: Key, service: Object, made: Plan) -> bool:
         return bool(self._to_apply(key, made) or made.delete or made.status != (service.get("status") or {}))
