@@ -116,6 +116,30 @@ def test_prompt_ids_beyond_the_vocabulary_are_named(builder, token_id):
     assert str(VOCAB - 1) in error.message
 
 
+def test_a_text_that_makes_tokens_the_model_lacks_is_refused(tokenizer):
+    """A tokenizer with a [PAD] for which nobody resized the embedding: its text would fail the whole step."""
+    smaller = RequestBuilder(
+        EngineConfig(model="smollm2"),
+        Facts(vocab_size=40_000, eos_token_ids=(2, 99)),
+        tokenizer,
+        LIMIT,
+        1 << 20,
+    )
+    (word,) = tokenizer.encode(" biopsies")
+    assert word > 40_000
+    error = refused(smaller, "Hello biopsies")
+    assert error.param == "prompt"
+    assert f"' biopsies', which the tokenizer makes token {word}" in error.message
+    assert smaller.build("Hello", SamplingParams()).prompt_token_ids == tokenizer.encode("Hello")
+
+
+def test_end_tokens_that_the_model_lacks_are_left_out(tokenizer):
+    facts = Facts(eos_token_ids=(VOCAB, 0, -1))
+    builder = RequestBuilder(EngineConfig(model="smollm2"), facts, tokenizer, LIMIT, 1 << 20)
+    assert builder.build("Hello", SamplingParams(min_tokens=2)).eos_token_ids == (0, tokenizer.eos_token_id)
+    assert builder.build("Hello", SamplingParams(structured=StructuredSpec("regex", "a"))).eos_token_ids
+
+
 def test_numpy_ids_are_taken(builder):
     request = builder.build(list(np.arange(5)), SamplingParams())
     assert request.prompt_token_ids == [0, 1, 2, 3, 4]

@@ -80,6 +80,11 @@ def test_every_eos_id_of_both_files_counts(in_config, in_generation, expected, t
     assert load_model_config(tmp_path).eos_token_ids == expected
 
 
+def test_eos_ids_beyond_the_vocabulary_are_left_out(tmp_path):
+    write(tmp_path, {**LLAMA, "eos_token_id": -1}, {"eos_token_id": [101, 5]})
+    assert load_model_config(tmp_path).eos_token_ids == (5,)
+
+
 def test_an_eos_id_of_another_type_is_refused(tmp_path):
     with pytest.raises(UnsupportedModel, match=r"generation_config\.json: eos_token_id .*\[\[2\]\]"):
         load_model_config(write(tmp_path, LLAMA, {"eos_token_id": [[2]]}))

@@ -75,7 +75,10 @@ class RequestBuilder:
         self._recommended_tokens = self._recommended.pop("max_tokens", None)
         self.max_model_len = max_model_len
         self.pool_tokens = pool_tokens
-        self.eos_token_ids = tuple(dict.fromkeys((*model_config.eos_token_ids, *tokenizer.eos_token_ids)))
+        # A tokenizer may have tokens that the model's embedding lacks: a [PAD] added without resizing it.
+        self._tokenizer_is_larger = tokenizer.vocab_size > self._vocab_size
+        named = dict.fromkeys((*model_config.eos_token_ids, *tokenizer.eos_token_ids))
+        self.eos_token_ids = tuple(i for i in named if 0 <= i < self._vocab_size)
         self.grammars = grammars or GrammarCompiler(
             tokenizer, vocab_size=self._vocab_size, eos_token_ids=self.eos_token_ids
         )
@@ -175,6 +178,8 @@ class RequestBuilder:
             if at_least >= self.limit:
                 raise self._too_long(f"at least {at_least}")
             token_ids = self._tokenizer.encode(prompt, add_special_tokens)
+            if self._tokenizer_is_larger and token_ids and max(token_ids) >= self._vocab_size:
+                raise self._unknown_to_model(max(token_ids))
         else:
             token_ids = self._checked_ids(prompt)
         if not token_ids:
@@ -206,6 +211,13 @@ class RequestBuilder:
                 )
             token_ids[position] = token_id
         return token_ids
+
+    def _unknown_to_model(self, token_id: int) -> RequestError:
+        return RequestError(
+            f"the prompt holds {self._tokenizer.token_str(token_id)!r}, which the tokenizer makes token "
+            f"{token_id}, but the model's vocabulary ends at {self._vocab_size - 1}",
+            param="prompt",
+        )
 
     def _too_long(self, tokens: str) -> RequestError:
         if self.pool_tokens < self.max_model_len:

@@ -133,7 +133,11 @@ def load_model_config(path: str | Path) -> ModelConfig:
         dtype=_dtype(fields),
         bos_token_id=generation.get("bos_token_id", raw.get("bos_token_id")),
         eos_token_ids=_token_ids(
-            {"generation_config.json": generation.get("eos_token_id"), "config.json": raw.get("eos_token_id")}
+            {
+                "generation_config.json": generation.get("eos_token_id"),
+                "config.json": raw.get("eos_token_id"),
+            },
+            _size(fields, "vocab_size"),
         ),
         generation=GenerationDefaults(
             **{name: generation.get(name) for name in GenerationDefaults.__dataclass_fields__}
@@ -191,8 +195,9 @@ def _epsilon(value: object) -> float:
     return float(value)
 
 
-def _token_ids(sources: Mapping[str, object]) -> tuple[int, ...]:
-    """All ids of all files in order, once each; a file may name one id, several or none."""
+def _token_ids(sources: Mapping[str, object], vocab_size: int) -> tuple[int, ...]:
+    """All ids of all files in order, once each; a file may name one id, several or none. Ids beyond the
+    vocabulary, which some files have, can never be generated and are left out."""
     ids: dict[int, None] = {}
     for file, source in sources.items():
         for token in source if isinstance(source, list) else [source]:
@@ -200,7 +205,8 @@ def _token_ids(sources: Mapping[str, object]) -> tuple[int, ...]:
                 continue
             if isinstance(token, bool) or not isinstance(token, int):
                 raise UnsupportedModel(f"{file}: eos_token_id must be a token id or several, not {source!r}")
-            ids[token] = None
+            if 0 <= token < vocab_size:
+                ids[token] = None
     return tuple(ids)
 
 
