@@ -19,7 +19,7 @@ from leadline.protocol.openai import (
 )
 from leadline.protocol.openai import service as s
 from leadline.protocol.openai.chat import FunctionCall, NamedToolChoice, ToolCall, UserMessage
-from leadline.protocol.openai.common import NOT_SUPPORTED, JsonSchemaFormat
+from leadline.protocol.openai.common import JsonSchemaFormat
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -73,7 +73,7 @@ def test_unknown_fields_and_explicit_nulls_are_no_errors():
     assert chat(**nulls, store=True, service_tier="auto", metadata={}) == chat()
 
 
-@pytest.mark.parametrize("field", NOT_SUPPORTED)
+@pytest.mark.parametrize("field", ChatCompletionRequest.not_supported)
 def test_what_would_change_the_answer_and_is_not_supported_is_refused_with_what_is(field):
     """Ignored, a constraint in another server's spelling would give an answer that breaks it."""
     for value in ("[0-9]+", {"type": "object"}, ["a"]):
@@ -81,6 +81,39 @@ def test_what_would_change_the_answer_and_is_not_supported_is_refused_with_what_
         with pytest.raises(InvalidBody, match=rf"{field} is not supported; use \w+") as caught:
             decode_body(json.dumps(body).encode(), ChatCompletionRequest)
         assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("use_beam_search", True),
+        ("return_tokens_as_token_ids", True),
+        ("echo", True),
+        ("add_special_tokens", True),
+        ("best_of", 3),
+        ("prompt_logprobs", 0),
+        ("modalities", ["text", "audio"]),
+        ("web_search_options", {}),
+    ],
+)
+def test_a_chat_that_asks_for_what_chats_do_not_have_is_refused(field, value):
+    """All of them were ignored, so that the answer was none of what had been asked for."""
+    with pytest.raises(InvalidBody, match=rf"^{field} is not supported; use ") as caught:
+        chat(**{field: value})
+    assert caught.value.param == field
+
+
+def test_fields_of_other_servers_may_have_the_value_that_changes_nothing():
+    """Clients that list all parameters they know send these."""
+    both = {"use_beam_search": False, "bad_words": [], "logits_processors": [], "top_k": -1}
+    of_chats = {"echo": False, "best_of": 1, "add_special_tokens": False, "documents": []}
+    assert chat(**both, **of_chats, modalities=["text"]).messages == chat().messages
+    assert completion(**both, echo=True, best_of=3, prompt_logprobs=0, add_special_tokens=True).echo
+
+
+def test_beam_search_is_refused_in_completions_too():
+    with pytest.raises(InvalidBody, match="use_beam_search is not supported; use sampling, "):
+        completion(use_beam_search=True)
 
 
 def test_a_schema_for_the_answer_is_kept_as_it_came():
@@ -132,7 +165,7 @@ def test_any_other_prompt_is_an_error_at_prompt(prompt):
         ({"temperature": -0.1}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"min_p": 2}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"presence_penalty": 2.1}, "presence_penalty"),

@@ -111,10 +111,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 def typed(given: Mapping[str, Any]) -> SamplingParams:
     """Of values as people write them: `stop` may be one string, keys of `logit_bias` decimal text as in JSON,
-    numbers and lists numpy's. Raises RequestError naming the parameter of a wrong type."""
+    `top_k` -1 for 0, numbers and lists numpy's. Raises RequestError naming the parameter of a wrong type."""
     fields = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in given.items()}
     if isinstance(fields.get("stop"), str):
         fields["stop"] = (fields["stop"],)
+    if fields.get("top_k") == -1:
+        fields["top_k"] = 0
     if isinstance(fields.get("logit_bias"), Mapping):
         fields["logit_bias"] = {_token_id(key): value for key, value in fields["logit_bias"].items()}
     try:

@@ -273,6 +273,12 @@ def test_a_recommendation_that_no_request_may_have_is_ignored(tokenizer, caplog,
     assert f"generation_config.json: {name}" in caplog.text
 
 
+def test_a_top_k_of_minus_one_is_off_as_elsewhere(builder):
+    assert builder.sampling_params({"top_k": -1}).top_k == 0
+    assert builder.build([5], SamplingParams(top_k=-1)).sampling.top_k == 0
+    assert refused(builder, [5], SamplingParams(top_k=-2)).param == "top_k"
+
+
 def test_json_forms_of_parameters_are_understood(builder):
     params = builder.sampling_params(
         {"stop": "END", "logit_bias": {"5": 2, 6: -1.5}, "seed": 3, "temperature": 1}

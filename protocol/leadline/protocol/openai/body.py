@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from leadline.protocol.openai.common import NOT_SUPPORTED
-
 __all__ = ["InvalidBody", "decode_body", "encode_body"]
 
 T = TypeVar("T")
@@ -38,8 +36,9 @@ def decode_body(body: bytes, kind: type[T]) -> T:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         message, param = str(error), _param(str(error))
-        if param in NOT_SUPPORTED:
-            message = f"{param} is not supported; {NOT_SUPPORTED[param]}"
+        field = re.split(r"[.\[]", param or "")[0]
+        if instead := getattr(kind, "not_supported", {}).get(field):
+            message, param = f"{field} is not supported; {instead}", field
         raise InvalidBody(message, param) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidBody(f"the body is not valid JSON: {error}") from error

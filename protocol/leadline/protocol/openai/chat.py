@@ -6,12 +6,13 @@ fields are reported where they are: `$.messages[2].tool_call_id`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from leadline.protocol.openai.common import GenerationRequest, NonEmptyStr
+from leadline.protocol.openai.common import NOT_SUPPORTED, GenerationRequest, NonEmptyStr, Nothing, refused
 
 __all__ = [
     "AssistantMessage",
@@ -110,6 +111,21 @@ class NamedToolChoice(msgspec.Struct, kw_only=True):
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
+_NOT_IN_CHATS = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "echo": "use the prompt of /v1/completions",
+    "best_of": "use n, or /v1/completions",
+    "prompt_logprobs": "use that of /v1/completions",
+    "add_special_tokens": "use that of /v1/completions: a chat template writes its special tokens itself",
+    "chat_template": "use chat_template_kwargs, or a model folder with a chat_template.jinja of your own",
+    "documents": "use messages that hold them",
+    "modalities": "use only text: this model writes text only",
+    "audio": "use a speech model on the text: this model writes text only",
+    "web_search_options": "use tools: this server searches nothing by itself",
+}
+
+
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -121,9 +137,6 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: None = None
-    """Refused, as is `function_call`: the older form of tools (NOT_SUPPORTED)."""
-    function_call: None = None
 
     # Extensions: how the chat template is applied.
     add_generation_prompt: bool | None = None
@@ -132,3 +145,23 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """Leave the last message open, so that the model continues it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables for the template, such as enable_thinking."""
+
+    # Refused, as are those of GenerationRequest.
+    functions: None = None
+    function_call: None = None
+    echo: bool | None = None
+    best_of: Literal[1] | None = None
+    prompt_logprobs: None = None
+    add_special_tokens: bool | None = None
+    chat_template: None = None
+    documents: Nothing | None = None
+    modalities: list[Literal["text"]] | None = None
+    audio: None = None
+    web_search_options: None = None
+
+    not_supported: ClassVar[Mapping[str, str]] = {**NOT_SUPPORTED, **_NOT_IN_CHATS}
+
+    def __post_init__(self) -> None:
+        GenerationRequest.__post_init__(self)
+        if self.echo or self.add_special_tokens:
+            raise refused("echo" if self.echo else "add_special_tokens")

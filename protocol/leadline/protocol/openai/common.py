@@ -7,7 +7,8 @@ for every model; what depends on the model or on other fields is checked where r
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -27,6 +28,7 @@ __all__ = [
     "TextFormat",
     "TokenId",
     "Usage",
+    "refused",
 ]
 
 PriorityClass = Literal["interactive", "batch"]
@@ -84,11 +86,25 @@ NOT_SUPPORTED = {
     "guided_choice": _INSTEAD,
     "guided_grammar": _INSTEAD,
     "structured_outputs": _INSTEAD,
-    "functions": "use tools",
-    "function_call": "use tool_choice",
+    "json_schema": "use response_format",
+    "ebnf": "use grammar",
+    "use_beam_search": "use sampling, with best_of in /v1/completions",
+    "allowed_token_ids": "use logit_bias, regex or grammar",
+    "bad_words": "use logit_bias",
+    "logits_processors": "use logit_bias, regex or grammar",
+    "truncate_prompt_tokens": "use token ids of /tokenize, as many as are wanted",
+    "prompt_embeds": "use a text or token ids",
+    "return_tokens_as_token_ids": "use return_token_ids",
 }
 """Fields of other servers and of older clients that would change the answer, and what there is instead. All
-of them may be null."""
+of them may be null, and may have the value that changes nothing."""
+
+Nothing = Annotated[list[Any], Meta(max_length=0)]
+
+
+def refused(field: str) -> ValueError:
+    """Of a field whose type alone does not refuse it; written like msgspec's errors, which name a path."""
+    return ValueError(f"not supported - at `$.{field}`")
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
@@ -111,8 +127,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     response_format: ResponseFormat | None = None
 
     # Extensions: not in OpenAI's API.
-    top_k: Annotated[int, Meta(ge=0)] | None = None
-    """0 turns it off."""
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    """0 turns it off, as does the -1 of other servers."""
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
@@ -142,6 +158,21 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     guided_choice: None = None
     guided_grammar: None = None
     structured_outputs: None = None
+    json_schema: None = None
+    ebnf: None = None
+    use_beam_search: bool | None = None
+    allowed_token_ids: None = None
+    bad_words: Nothing | None = None
+    logits_processors: Nothing | None = None
+    truncate_prompt_tokens: None = None
+    prompt_embeds: None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    not_supported: ClassVar[Mapping[str, str]] = NOT_SUPPORTED
+
+    def __post_init__(self) -> None:
+        if self.use_beam_search or self.return_tokens_as_token_ids:
+            raise refused("use_beam_search" if self.use_beam_search else "return_tokens_as_token_ids")
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):

@@ -55,6 +55,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     """Tokenize string prompts with the model's BOS; true by default."""
 
     def __post_init__(self) -> None:
+        GenerationRequest.__post_init__(self)
         if isinstance(self.prompt, list) and len({type(item) for item in self.prompt}) > 1:
             # Written like msgspec's own messages, from which the JSON path is read.
             raise ValueError(
