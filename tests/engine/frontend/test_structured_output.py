@@ -91,6 +91,27 @@ def test_a_json_object_may_be_anything_but_must_be_an_object(compiler, tokenizer
     assert start.accept(tokenizer.encode('{"')[0]), "a refused token leaves the matcher where it was"
 
 
+def test_formats_that_json_schema_says_to_ignore_are_ignored(compiler, tokenizer):
+    """What pydantic writes for Path, SecretStr and bytes; a property may have the name of a keyword."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "format": {"$ref": "#/$defs/default"},
+            "day": {"type": "string", "format": "date"},
+            "kind": {"const": {"format": "path"}},
+        },
+        "required": ["format", "day", "kind"],
+        "additionalProperties": False,
+        "$defs": {"default": {"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]}},
+    }
+    spec = StructuredSpec("json_schema", json.dumps(schema))
+    start = '{"format": "no date", "day": "'
+    matcher = follow(compiler, spec, tokenizer.encode(start + '2026-11-30", "kind": {"format": "path"}}'))
+    assert EOS in allowed(matcher, compiler.mask_words)
+    day = follow(compiler, spec, tokenizer.encode(start))
+    assert not day.accept(tokenizer.encode("x")[0]), "a format that is known still holds"
+
+
 def test_a_lark_grammar_works(compiler, tokenizer):
     matcher = follow(
         compiler, StructuredSpec("lark", 'start: "go" (" " /[a-c]+/)?'), tokenizer.encode("go abc")

@@ -8,10 +8,12 @@ per running sequence.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import llguidance
 import numpy as np
@@ -27,6 +29,14 @@ _CACHED_GRAMMARS = 256
 
 # JSON allows any amount of whitespace between tokens, and small models can get lost in it.
 _WHITESPACE = r"[ \t\n\r]{0,20}"
+
+_FORMATS = frozenset(
+    {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "unknown"}
+)
+"""Those that llguidance holds a text to; it refuses any other, which JSON Schema says to ignore (2020-12,
+validation, 7.2.3). Types of pydantic bring them: Path, SecretStr, bytes."""
+_OF_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_OF_VALUES = frozenset({"const", "enum", "default", "examples"})
 
 
 class Matcher:
@@ -159,10 +169,30 @@ def _grammar(spec: StructuredSpec) -> str:
         case "lark":
             return llguidance.LLMatcher.grammar_from_lark(spec.value)
         case "json_object" | "json_schema":
-            schema = '{"type": "object"}' if spec.kind == "json_object" else spec.value
+            schema = '{"type": "object"}' if spec.kind == "json_object" else _known_formats(spec.value)
             return llguidance.LLMatcher.grammar_from_json_schema(
                 schema, defaults={"whitespace_pattern": _WHITESPACE}
             )
+
+
+def _known_formats(schema: str) -> str:
+    """A JSON schema without the formats that say nothing here."""
+    return json.dumps(_without_formats(json.loads(schema))) if '"format"' in schema else schema
+
+
+def _without_formats(schema: Any, names: bool = False) -> Any:
+    """`names`: it maps names to schemas, and "format" would be one of them."""
+    if isinstance(schema, list):
+        return [_without_formats(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: value
+        if not names and key in _OF_VALUES
+        else _without_formats(value, not names and key in _OF_NAMES)
+        for key, value in schema.items()
+        if names or key != "format" or not isinstance(value, str) or value in _FORMATS
+    }
 
 
 def _rejected(spec: StructuredSpec, complaint: str) -> RequestError:
