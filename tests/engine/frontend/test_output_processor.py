@@ -85,6 +85,21 @@ def test_a_stop_token_of_the_callers_is_named_as_the_reason(tokenizer):
     assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", ids[-1])
 
 
+def test_a_stop_token_is_text_where_stop_strings_are(tokenizer):
+    """With include_stop_str_in_output, as for stop strings; what is special still goes by its own switch."""
+    ids = tokenizer.encode("Paris!")
+    for stop, skip, text in (
+        (ids[-1], True, "Paris!"),
+        (EOS, True, "Paris!"),
+        (EOS, False, "Paris!<|im_end|>"),
+    ):
+        processor = OutputProcessor(tokenizer)
+        params = {"stop_token_ids": (stop,), "include_stop_str_in_output": True, "skip_special_tokens": skip}
+        processor.add(request([5], **params))
+        deltas, _ = feed(processor, one_by_one(ids if stop != EOS else [*ids, EOS], "stop"))
+        assert text_of(deltas) == text
+
+
 def test_a_stop_string_ends_the_choice_and_aborts_it_in_the_core(tokenizer):
     processor = OutputProcessor(tokenizer)
     processor.add(request([5], stop=("DEFGHIJ",)))

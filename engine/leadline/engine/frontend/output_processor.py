@@ -215,7 +215,12 @@ def _digest(choice: _Choice, output: CoreOutput) -> tuple[str, int, str | None]:
     last = len(output.new_token_ids) - 1
     for i, token_id in enumerate(output.new_token_ids):
         choice.num_output_tokens += 1
-        if i == last and output.finish_reason == "stop" and output.stop_token_id is not None:
+        if (
+            i == last
+            and output.finish_reason == "stop"
+            and output.stop_token_id is not None
+            and not sampling.include_stop_str_in_output
+        ):
             break  # the EOS or stop token is reported, but is no text
         piece, found = choice.stops.push(
             choice.detokenizer.push((token_id,)), armed=choice.num_output_tokens >= sampling.min_tokens
