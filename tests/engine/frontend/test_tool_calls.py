@@ -274,6 +274,18 @@ def test_a_named_tool_constrains_to_its_arguments(compiler, tokenizer):
     assert stream(parser, cut(text, [3]))[0].calls == [ToolCall(0, "tree", text)]
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_arguments_are_an_object_though_the_schema_forgets_to_say_so(compiler, tokenizer, choice):
+    """Without it a forced call may be a number or a text, which is no call."""
+    function = {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}, "required": ["a"]}}
+    plan = plan_tools([{"type": "function", "function": function}], choice)
+    start = '[{"name": "f", "parameters": ' if choice == "required" else ""
+    matcher = compiler.matcher(plan.constraint)
+    assert all(matcher.accept(i) for i in tokenizer.encode(start))
+    assert not matcher.accept(tokenizer.encode("5")[0])
+    assert matcher.accept(tokenizer.encode("{")[0])
+
+
 def test_a_forced_call_cut_short_is_content():
     assert parse_tool_calls(ForcedCallParser("tree"), '{"root": ') == ParsedText('{"root": ')
     assert parse_tool_calls(ForcedCallParser(), '[{"name": "t') == ParsedText('[{"name": "t')
