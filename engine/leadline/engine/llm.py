@@ -130,14 +130,29 @@ class LLM:
         max_tokens: int | None = None,
         temperature: float | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several, through the model's chat template. Else as `generate`."""
+        """Answer one conversation, or several, through the model's chat template. Else as `generate`.
+
+        chat_template_kwargs: further variables for the template, such as enable_thinking. With
+        continue_final_message the last message stays open and the answer continues it.
+        """
         if isinstance(messages, Mapping):
             raise RequestError("messages must be a list, even of one message", param="messages")
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = messages if several else [messages]
-        prompts = [self.chat_renderer.render(conversation, tools=tools) for conversation in conversations]
+        prompts = [
+            self.chat_renderer.render(
+                conversation,
+                tools=tools,
+                add_generation_prompt=not continue_final_message,
+                continue_final_message=continue_final_message,
+                template_kwargs=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
         return self._run(prompts, sampling_params, max_tokens, temperature, use_tqdm, False)
 
     def reset_prefix_cache(self) -> int:

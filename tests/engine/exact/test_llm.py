@@ -124,6 +124,14 @@ def test_chat_renders_the_models_template(llm):
     assert output.outputs[0].finish_reason == "stop"
 
 
+def test_chat_continues_a_message_and_passes_variables_to_the_template(llm):
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "My name is"}]
+    (output,) = llm.chat(messages, max_tokens=1, continue_final_message=True, use_tqdm=False)
+    assert output.prompt.endswith("<|im_start|>assistant\nMy name is")
+    with pytest.raises(RequestError, match="must not set 'messages'"):
+        llm.chat(messages, chat_template_kwargs={"messages": []}, use_tqdm=False)
+
+
 def test_a_request_that_cannot_be_served_is_refused_before_anything_runs(llm):
     steps = llm.core.stats().steps_total
     with pytest.raises(RequestError, match="1024"):
