@@ -21,7 +21,8 @@ def server() -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="session")
 def strict_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model with a chat template that insists on alternating roles."""
+    """The demo model with a chat template that insists on alternating roles, and with the tags of tool calls
+    among its special tokens."""
     folder = tmp_path_factory.mktemp("models") / "strict"
     folder.mkdir()
     source = resolve_model("smollm2", progress=False).path
@@ -31,6 +32,11 @@ def strict_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.pop("chat_template", None)
     (folder / "tokenizer_config.json").unlink()
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    words = (source / "tokenizer.json").read_text()
+    for word, tag in (("<jupyter_start>", "<tool_call>"), ("<jupyter_text>", "</tool_call>")):
+        words = words.replace(f'"{word}"', f'"{tag}"')
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").write_text(words)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     (folder / "chat_template.jinja").write_text(
         "{% for message in messages %}"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from live_server import BLOCK, LiveServer
+
+from leadline.engine.server.params import chat_sampling
+from leadline.protocol.openai import ChatCompletionRequest, decode_body
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
@@ -263,3 +267,32 @@ def test_a_regex_shapes_the_answer(server: LiveServer) -> None:
         model="smollm2", messages=FRANCE, temperature=0, max_tokens=20, extra_body={"regex": "(Paris|Rome)!"}
     )
     assert answer.choices[0].message.content in ("Paris!", "Rome!")
+
+
+def test_no_alternatives_may_be_asked_for_without_log_probabilities() -> None:
+    """Clients that send every parameter they know send this zero."""
+    body = msgspec.json.encode({"messages": FRANCE, "top_logprobs": 0})
+    assert "logprobs" not in chat_sampling(decode_body(body, ChatCompletionRequest), None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_calls_between_special_tokens_are_found(narrow_server: LiveServer, stream: bool) -> None:
+    """In some models the tags are special tokens, which the text leaves out; the call was content then."""
+    call = r"{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}"
+    body = {
+        "messages": FRANCE,
+        "tools": [WEATHER],
+        "grammar": f'start: <tool_call> "{call}" </tool_call>',
+        "stream": stream,
+    }
+    with narrow_server.http as http:
+        response = http.post("/v1/chat/completions", json=body, headers={"Authorization": "Bearer key-one"})
+    assert response.status_code == 200, response.text
+    if not stream:
+        (choice,) = response.json()["choices"]
+        assert choice["message"]["content"] is None
+        assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"city": "Rome"}
+        assert choice["finish_reason"] == "tool_calls"
+    else:
+        assert '"tool_calls":[{"index":0,' in response.text
+        assert "<tool_call>" not in response.text

@@ -20,6 +20,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from leadline.protocol.text.tokenizer import Tokenizer
+
 __all__ = [
     "ForcedCallParser",
     "ParsedText",
@@ -28,6 +30,7 @@ __all__ = [
     "ToolParser",
     "calls_from_json",
     "detect_tool_format",
+    "hides_calls",
     "make_tool_parser",
     "parse_tool_calls",
 ]
@@ -93,6 +96,13 @@ def parse_tool_calls(parser: ToolParser, text: str) -> ParsedText:
     """A whole output at once, with a fresh parser."""
     head, tail = parser.push(text), parser.finish()
     return ParsedText(head.content + tail.content, head.calls + tail.calls)
+
+
+def hides_calls(tool_format: ToolFormat, tokenizer: Tokenizer) -> bool:
+    """Whether the tags around calls are special tokens of this model, which are not in its text unless
+    `skip_special_tokens` is off. Llama's tag may be missing."""
+    tags = ("<tool_call>", "</tool_call>") if tool_format == "hermes" else ()
+    return any(tokenizer.token_id(tag) in tokenizer.special_ids for tag in tags)
 
 
 class ForcedCallParser:

@@ -21,8 +21,10 @@ from leadline.engine.frontend.tool_schema import ToolPlan, plan_tools
 from leadline.engine.frontend.tools import (
     ForcedCallParser,
     ParsedText,
+    ToolFormat,
     ToolParser,
     detect_tool_format,
+    hides_calls,
     make_tool_parser,
 )
 from leadline.engine.frontend.tools import ToolCall as ParsedCall
@@ -70,7 +72,10 @@ async def _prepare(body: ChatCompletionRequest, engine: AsyncEngine) -> _Answer:
         msgspec.to_builtins(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
     )
-    sampling = engine.builder.sampling_params(chat_sampling(body, plan.constraint))
+    given = chat_sampling(body, plan.constraint)
+    if plan.parse and plan.constraint is None and hides_calls(_tool_format(engine), engine.tokenizer):
+        given.setdefault("skip_special_tokens", False)
+    sampling = engine.builder.sampling_params(given)
     check_sequences(1, sampling.n, engine.config)
     (prompt,) = await prompts_of(body, engine)
     try:
@@ -199,8 +204,7 @@ class _Answer:
             return None
         if plan.constraint is not None:
             return ForcedCallParser(plan.named)
-        source = self._engine.renderer.source_for(tools=True)
-        return make_tool_parser(detect_tool_format(source, self._engine.model_config.family), plan.names)
+        return make_tool_parser(_tool_format(self._engine), plan.names)
 
     def _parse(self, choice: _Choice, delta: OutputDelta) -> ParsedText:
         """What of a delta is content, and which calls it completes."""
@@ -259,6 +263,10 @@ class _Answer:
         if not self._body.logprobs:
             return None
         return chat_logprobs(entries, self._body.top_logprobs or 0, self._engine.tokenizer)
+
+
+def _tool_format(engine: AsyncEngine) -> ToolFormat:
+    return detect_tool_format(engine.renderer.source_for(tools=True), engine.model_config.family)
 
 
 def _finish(choice: _Choice, last: OutputDelta) -> FinishReason:

@@ -41,7 +41,7 @@ def chat_sampling(request: ChatCompletionRequest, structured: StructuredSpec | N
     max_tokens = request.max_completion_tokens or request.max_tokens
     if max_tokens is not None:
         given["max_tokens"] = max_tokens
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
     if request.logprobs:
         given["logprobs"] = request.top_logprobs or 0
