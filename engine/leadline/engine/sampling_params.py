@@ -111,8 +111,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 def typed(given: Mapping[str, Any]) -> SamplingParams:
     """Of values as people write them: `stop` may be one string, keys of `logit_bias` decimal text as in JSON,
-    `top_k` -1 for 0, numbers and lists numpy's. Raises RequestError naming the parameter of a wrong type."""
-    fields = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in given.items()}
+    `top_k` -1 for 0, anything None for its default, numbers and lists numpy's. Raises RequestError naming the
+    parameter of a wrong type."""
+    fields = {
+        name: value.tolist() if hasattr(value, "tolist") else value
+        for name, value in given.items()
+        if value is not None
+    }
     if isinstance(fields.get("stop"), str):
         fields["stop"] = (fields["stop"],)
     if fields.get("top_k") == -1:

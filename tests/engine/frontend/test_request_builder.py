@@ -320,12 +320,14 @@ def test_parameters_built_by_hand_are_understood_as_well(builder):
         stop=("END",), logit_bias={5: 2.0}, stop_token_ids=(7,), temperature=0.5, max_tokens=3
     )
     assert type(sampling.max_tokens) is int
+    unset = SamplingParams(stop=None, stop_token_ids=None, temperature=None, n=None, max_tokens=4)
+    assert builder.build([5], unset).sampling == SamplingParams(max_tokens=4)
 
 
 @pytest.mark.parametrize(
     ("given", "param"),
     [
-        ({"stop": None}, "stop"),
+        ({"stop": 5}, "stop"),
         ({"stop": [1]}, "stop"),
         ({"temperature": "0.7"}, "temperature"),
         ({"max_tokens": 5.5}, "max_tokens"),
