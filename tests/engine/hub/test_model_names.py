@@ -64,7 +64,19 @@ def test_another_model_has_another_revision(change, folder):
 
 
 def test_a_damaged_weight_file_still_has_a_revision_and_is_left_to_the_loader(folder):
-    for content in (b"", b"abc", b"\xff" * 64, (8).to_bytes(8, "little") + b"nonsense"):
+    headers = (
+        b"nonsense",
+        b"[]",
+        b"[1, 2]",
+        b"7",
+        b'{"a": 7}',
+        b'{"a": {}}',
+        b'{"a": {"data_offsets": [1]}}',
+        b'{"a": {"data_offsets": ["x", "y"]}}',
+        b'{"a": {"data_offsets": [-5000, -4000]}}',
+        b'{"a": {"data_offsets": [0, %d]}}' % 10**30,
+    )
+    for content in (b"", b"abc", b"\xff" * 64, *(len(h).to_bytes(8, "little") + h for h in headers)):
         (folder / "model.safetensors").write_bytes(content)
         assert len(resolve_model(str(folder)).revision) == 32
 

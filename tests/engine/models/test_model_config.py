@@ -144,6 +144,10 @@ def test_dynamic_ends_where_its_frequencies_would_change(tmp_path):
         ({**LLAMA, "layer_types": ["linear_attention"] * 3}, "layer_types"),
         ({**LLAMA, "layer_types": ["sliding_attention"] * 3, "sliding_window": 64}, "sliding_window 64"),
         (mistral(sliding_window=128), "sliding_window 128"),
+        (mistral(sliding_window="4096"), "sliding_window must be a positive integer, not '4096'"),
+        (qwen2(use_sliding_window=True, max_window_layers="2"), "max_window_layers must be a positive"),
+        ({**LLAMA, "layer_types": [["full_attention"]]}, "layer_types must be a list of names"),
+        ({**LLAMA, "layer_types": "full_attention"}, "layer_types must be a list of names"),
         (mistral(max_position_embeddings=8192), "sliding_window 4096"),
         (qwen2(use_sliding_window=True, max_window_layers=2), "sliding_window 128"),
         (

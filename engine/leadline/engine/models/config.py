@@ -229,19 +229,24 @@ def _refuse_activation(fields: Mapping[str, Any]) -> None:
 
 def _refuse_sliding_window(fields: Mapping[str, Any], family: Family, config: ModelConfig) -> None:
     """A window at least as long as the context hides nothing and is accepted."""
-    kinds = set(fields.get("layer_types") or ())
+    layer_types = fields.get("layer_types") or []
+    if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
+        raise UnsupportedModel(f"config.json: layer_types must be a list of names, not {layer_types!r}")
+    kinds = set(layer_types)
     if unknown := kinds - {"full_attention", "sliding_attention"}:
         raise UnsupportedModel(
             f"config.json: layer_types has {sorted(unknown)}; only full_attention is supported"
         )
-    window = fields.get("sliding_window")
     in_use = family.name == "mistral" or "sliding_attention" in kinds
     if family.window_switch:
-        first = fields.get("max_window_layers", 0)
+        first = _size(fields, "max_window_layers") if fields.get("max_window_layers") else 0
         in_use = bool(fields.get("use_sliding_window")) and (
             "sliding_attention" in kinds if kinds else first < config.num_layers
         )
-    if in_use and window is not None and window < config.max_model_len:
+    if not in_use or fields.get("sliding_window") is None:
+        return
+    window = _size(fields, "sliding_window")
+    if window < config.max_model_len:
         raise UnsupportedModel(
             f"config.json: sliding_window {window} is less than the context of {config.max_model_len} "
             "tokens, and sliding-window attention is not supported; a sliding_window of null is, or one as "
