@@ -91,6 +91,15 @@ def test_a_json_object_may_be_anything_but_must_be_an_object(compiler, tokenizer
     assert start.accept(tokenizer.encode('{"')[0]), "a refused token leaves the matcher where it was"
 
 
+@pytest.mark.parametrize("depth", [200, 500, 900])
+def test_a_schema_that_is_nested_too_deeply_is_refused(compiler, depth):
+    schema = '{"properties":{"a":' * depth + '{"format":"path"}' + "}}" * depth
+    with pytest.raises(
+        RequestError, match=r"JSON schema.*cannot be used: .*(nested too deeply|recursion limit)"
+    ):
+        compiler.validate(StructuredSpec("json_schema", schema))
+
+
 def test_formats_that_json_schema_says_to_ignore_are_ignored(compiler, tokenizer):
     """What pydantic writes for Path, SecretStr and bytes; a property may have the name of a keyword."""
     schema = {

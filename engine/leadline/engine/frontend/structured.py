@@ -133,6 +133,8 @@ class GrammarCompiler:
             matcher = llguidance.LLMatcher(trie, _grammar(spec), log_level=0)
         except ValueError as error:  # JSON that does not parse, text that has no UTF-8 form
             raise _rejected(spec, str(error)) from error
+        except RecursionError:
+            raise _rejected(spec, "it is nested too deeply") from None
         if matcher.is_error():
             raise _rejected(spec, matcher.get_error())
         with self._lock:
