@@ -16,8 +16,10 @@ def test_plain_manifests_answer_a_chat_through_the_gateway(cluster: Cluster) -> 
             print(f"{name} ready after {namespace.rolled_out(name, 300):.1f} s more")
 
         client = openai.OpenAI(base_url=namespace.node_port("by-hand-gateway") + "/v1", api_key="none")
-        namespace.until("the gateway names the model", lambda: [one.id for one in client.models.list()])
-        assert [one.id for one in client.models.list()] == ["smollm2"], "the name that the pod reports"
+        # The name that the pod reports: until its first report is read, the service has that of its Service.
+        namespace.until(
+            "the gateway names the model", lambda: [one.id for one in client.models.list()] == ["smollm2"]
+        )
         answer = client.chat.completions.create(
             model="smollm2",
             messages=[{"role": "user", "content": "What is the capital of France?"}],
