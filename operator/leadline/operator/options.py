@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from leadline.operator.settings import OperatorSettings
+from leadline.protocol.errors import LeadlineError
 
 __all__ = ["add_options", "settings_of"]
 
@@ -61,13 +62,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> OperatorSettings:
-    """The settings of the options given. Raises ValueError for values that cannot work."""
+    """The settings of the options given. Raises LeadlineError for values that cannot work."""
     given: dict[str, object] = {}
     for field in dataclasses.fields(OperatorSettings):
         value = getattr(args, field.name, None)
-        text = os.environ.get(f"LEADLINE_OPERATOR_{field.name.upper()}", "")
-        if value is None and text:
-            value = _parse(field.name, text)
+        variable = f"LEADLINE_OPERATOR_{field.name.upper()}"
+        if value is None and (text := os.environ.get(variable, "")):
+            try:
+                value = _parse(field.name, text)
+            except ValueError:
+                raise LeadlineError(f"{variable} must be a number, not {text!r}") from None
         if value is not None:
             given[field.name] = _parse(field.name, value) if isinstance(value, str) else value
     if args.namespaces:
@@ -81,9 +85,9 @@ def settings_of(args: argparse.Namespace) -> OperatorSettings:
         given["own_namespace"] = _NAMESPACE_FILE.read_text(encoding="utf-8").strip()
     settings = OperatorSettings(**given)  # type: ignore[arg-type]
     if settings.accelerator not in ("gpu", "cpu"):
-        raise ValueError(f"accelerator must be gpu or cpu, not {settings.accelerator!r}")
-    if settings.workers < 1 or settings.lease_seconds < 1 or settings.resync_seconds < 1:
-        raise ValueError("workers, lease-seconds and resync-seconds must be at least 1")
+        raise LeadlineError(f"accelerator must be gpu or cpu, not {settings.accelerator!r}")
+    if not (settings.workers >= 1 and settings.lease_seconds >= 1 and settings.resync_seconds >= 1):
+        raise LeadlineError("workers, lease-seconds and resync-seconds must be at least 1")
     return settings
 
 
@@ -92,7 +96,7 @@ def _parse(name: str, text: str) -> object:
         case "gateway_labels":
             pairs = [part.partition("=") for part in text.split(",") if part]
             if not pairs or not all(key and equals for key, equals, _ in pairs):
-                raise ValueError(f"gateway-labels must be KEY=VALUE,..., not {text!r}")
+                raise LeadlineError(f"gateway-labels must be KEY=VALUE,..., not {text!r}")
             return {key: value for key, _, value in pairs}
         case "namespaces":
             return tuple(part for part in text.split(",") if part)

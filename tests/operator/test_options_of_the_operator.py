@@ -1,0 +1,44 @@
+"""Options of the operator: from the command line, from the environment, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from leadline.operator.options import add_options, settings_of
+from leadline.operator.settings import OperatorSettings
+from leadline.protocol.errors import LeadlineError
+
+
+def settings(*options: str) -> OperatorSettings:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return settings_of(parser.parse_args(options))
+
+
+def test_the_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEADLINE_OPERATOR_WORKERS", "3")
+    monkeypatch.setenv("LEADLINE_OPERATOR_NETWORK_POLICIES", "false")
+    assert (settings().workers, settings().network_policies) == (3, False)
+    assert settings("--workers=5").workers == 5
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("WORKERS", "many", "LEADLINE_OPERATOR_WORKERS must be a number, not 'many'"),
+        ("RESYNC_SECONDS", "5m", "LEADLINE_OPERATOR_RESYNC_SECONDS must be a number, not '5m'"),
+        ("LEASE_SECONDS", "nan", "workers, lease-seconds and resync-seconds must be at least 1"),
+        ("WORKERS", "0", "workers, lease-seconds and resync-seconds must be at least 1"),
+        ("GATEWAY_LABELS", "app", "gateway-labels must be KEY=VALUE,..., not 'app'"),
+        ("ACCELERATOR", "tpu", "accelerator must be gpu or cpu, not 'tpu'"),
+    ],
+)
+def test_a_value_that_cannot_work_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(f"LEADLINE_OPERATOR_{variable}", value)
+    with pytest.raises(LeadlineError) as refused:
+        settings()
+    assert str(refused.value) == message
