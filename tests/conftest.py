@@ -1,6 +1,7 @@
 """Global settings of the tests, made before anything imports torch: no network, few threads."""
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,17 @@ def images() -> str:
         time.sleep(0.5)
     assert text.endswith("images: done\n"), f"images could not be built:\n{text[-3000:]}"
     return text
+
+
+@pytest.fixture(scope="session")
+def loopbacks() -> list[str]:
+    """Those that this machine has, as in a URL: containers often have no IPv6."""
+    try:
+        with socket.socket(socket.AF_INET6) as there:
+            there.bind(("::1", 0))
+    except OSError:
+        return ["127.0.0.1"]
+    return ["127.0.0.1", "[::1]"]
 
 
 @pytest.fixture(scope="session")

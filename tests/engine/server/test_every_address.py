@@ -12,17 +12,6 @@ from leadline.cli.fetch_progress import FetchProgress
 from leadline.engine.server.listening import listen
 
 
-@pytest.fixture(scope="module")
-def loopbacks() -> list[str]:
-    """Those that this machine has: containers often have no IPv6."""
-    try:
-        with socket.socket(socket.AF_INET6) as there:
-            there.bind(("::1", 0))
-    except OSError:
-        return ["127.0.0.1"]
-    return ["127.0.0.1", "[::1]"]
-
-
 def test_an_engine_listens_on_every_address(loopbacks: list[str]) -> None:
     with listen("::", 0) as listener:
         for host in loopbacks:
