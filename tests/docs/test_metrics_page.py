@@ -22,7 +22,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 
 def engine() -> list[CollectorRegistry]:
     counts = {field.name: 0 for field in dataclasses.fields(SchedulerStats)}
-    stats = SchedulerStats(**{**counts, "waiting_by_class": {}})  # type: ignore[arg-type]
+    stats = SchedulerStats(**{**counts, "waiting_by_class": {}})
     metrics = Metrics(lambda: (stats, Speeds(0, 0), 0, True))
     return [metrics._core, metrics.counted]
 

@@ -62,7 +62,7 @@ def test_every_field_is_described() -> None:
 
 
 def test_the_example_is_a_service() -> None:
-    example = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])  # type: ignore[index]
+    example = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])
     spec = msgspec.convert(example["spec"], InferenceServiceSpec)
     assert set(example["spec"]) <= set(SCHEMA["spec"]["properties"])
     assert not misshapen(spec.pod_template or {}, "podTemplate")

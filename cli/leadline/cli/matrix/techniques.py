@@ -25,7 +25,6 @@ class Machine:
     @staticmethod
     def this(device: str) -> Machine:
         """`device`: as EngineConfig's."""
-
         import torch
 
         gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
