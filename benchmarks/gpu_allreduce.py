@@ -30,9 +30,9 @@ import torch
 from gpu_results import result_line
 from leadline.engine.models.parallel import Sum
 from leadline.engine.models.triton_ops import add_rms_norm
-from leadline.engine.runner.parallel.exchange import make_exchange
+from leadline.engine.runner.parallel.exchange import MAX_RANKS, make_exchange
 from leadline.engine.runner.parallel.fabric import Fabric, FabricSpec
-from leadline.engine.runner.parallel.group import RankGroup, c10d
+from leadline.engine.runner.parallel.group import RankGroup, c10d, device_of
 from leadline.engine.runner.parallel.ring import unnamed_file
 
 WIDTH, VOCAB, EPS, IN_A_GRAPH = 4096, 151936, 1e-6, 20
@@ -124,7 +124,7 @@ def check_exchange(group: RankGroup, fabric: Fabric, rounds: int) -> None:
         print(f"sums by copies agree with float64, worst relative error {worst:.1e}")
 
 
-def check_graph(group: RankGroup, fabric: Fabric) -> None:
+def check_graph(group: RankGroup, fabric: Fabric, replays: int) -> None:
     """Many replays with fresh terms, without a wait in between: no rank may run ahead into memory in use."""
     rows, count = 32, 40
     weight = torch.ones(fabric.spec.hidden, dtype=torch.bfloat16, device="cuda")
@@ -143,11 +143,11 @@ def check_graph(group: RankGroup, fabric: Fabric) -> None:
         fabric.two_shots_from = 0 if two else 1 << 62
         graph = capture(step)
         state.zero_()
-        for _ in range(20):
+        for _ in range(replays):
             graph.replay()
         after = state.clone()
         state.zero_()
-        for _ in range(20):
+        for _ in range(replays):
             step()
         own = slice(group.rank, None, group.size) if two else slice(None)
         if not torch.equal(after[own], state[own]):
@@ -253,8 +253,8 @@ def table(group: RankGroup, fabric: Fabric | None, options: argparse.Namespace) 
 
 
 def run(options: argparse.Namespace) -> None:
-    torch.cuda.set_device(options.rank)
-    device = torch.device("cuda", options.rank)
+    device = device_of(options.rank)
+    torch.cuda.set_device(device)
     group = RankGroup(options.fd, options.rank, options.tp, device)
     print(f"rank {options.rank}: group is up", flush=True)
     width = WIDTH // 4 if options.check else WIDTH  # narrow rows: more of them fit the fabric than programs
@@ -264,8 +264,9 @@ def run(options: argparse.Namespace) -> None:
     with torch.inference_mode():
         if fabric is not None:
             check(group, fabric, 2)
-            check_graph(group, fabric)
-            check_exchange(group, fabric, 40)
+            check_graph(group, fabric, options.replays)
+            if group.size <= MAX_RANKS:
+                check_exchange(group, fabric, 40)
         elif options.check:
             raise SystemExit("there is no fabric to check")
         lines = [] if options.check else table(group, fabric, options)
@@ -281,6 +282,7 @@ def main() -> int:
     )
     parser.add_argument("--tp", type=int, default=2)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--replays", type=int, default=20, help="of a graph of 40 sums, by --check")
     parser.add_argument("--json", help="append one JSON line a measurement here")
     parser.add_argument("--timeout", type=int, default=120, help="seconds after which all stacks are printed")
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)

@@ -183,7 +183,7 @@ def _capture(config: EngineConfig, runner: ModelRunner, group: RankGroup | None)
         return
     report = graphs.capture()
     runner.graphs, runner.graph_report = graphs, report
-    if graphs.prefill.lengths and os.environ.get(_SPLIT_VARIABLE, "0") not in ("", "0"):
+    if graphs.prefill.lengths and os.environ.get(_SPLIT_VARIABLE) != "0":
         runner.splitter = StepSplitter(runner.tables, config.block_size, graphs.costs())
     logger.info(
         "captured CUDA graphs: %d of 1 to %d decode rows, %d of chunks up to %d tokens; %.1f s, %.0f MiB",

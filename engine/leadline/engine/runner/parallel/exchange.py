@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from leadline.engine.runner.parallel.fabric import Fabric, FabricSpec
     from leadline.engine.runner.parallel.group import RankGroup
 
-__all__ = ["SumExchange", "make_exchange"]
+__all__ = ["MAX_RANKS", "SumExchange", "make_exchange"]
 
-_MAX_RANKS = 4
+MAX_RANKS = 4
 _HALVES = 2
 _TURNS = (Sum.O, Sum.DOWN)
 _NUMBERS = 1 << 16
@@ -39,7 +39,7 @@ _LINE = 256
 
 def make_exchange(group: RankGroup, spec: FabricSpec, fabric: Fabric) -> SumExchange | None:
     """For steps that are too large for the fabric; None where there are none, or too many ranks."""
-    if group.size > _MAX_RANKS or spec.max_tokens <= fabric.max_tokens:
+    if group.size > MAX_RANKS or spec.max_tokens <= fabric.max_tokens:
         return None
     made = SumExchange(group, spec, fabric.aborting)
     group.least(0)  # flags are zero everywhere

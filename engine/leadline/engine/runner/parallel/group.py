@@ -22,13 +22,25 @@ from leadline.engine.models.parallel import TensorParallel
 from leadline.engine.runner.parallel.exchange import make_exchange
 from leadline.engine.runner.parallel.fabric import Fabric, FabricSpec, make_fabric
 
-__all__ = ["RankGroup"]
+__all__ = ["RankGroup", "device_of", "ranks_share_a_gpu"]
 
 c10d: Any = torch._C._distributed_c10d
+_SHARED = "LEADLINE_TP_SHARE_GPU"
 _INTERLEAVE = "LEADLINE_TP_INTERLEAVE_TOKENS"
 _TIMEOUT = timedelta(minutes=30)
 """How long ranks may be apart while they load. Death is noticed at once, a hang in a step soon, by other
 means (ranks.py)."""
+
+
+def ranks_share_a_gpu() -> bool:
+    """For tests: any number of ranks on a machine with one GPU. They take turns at it, so a sum takes
+    milliseconds."""
+    return os.environ.get(_SHARED, "0") not in ("", "0")
+
+
+def device_of(rank: int) -> torch.device:
+    """The GPU of a rank."""
+    return torch.device("cuda", 0 if ranks_share_a_gpu() else rank)
 
 
 class RankGroup:
@@ -141,6 +153,8 @@ class _Meeting:
     def symmetric_memory(self, size: int) -> tuple[torch.Tensor, list[int], list[torch.Tensor]]:
         # We use no multicast, and setting it up can be forbidden where peer access is not.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        if ranks_share_a_gpu():
+            os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
         self._register()
         symmetric = c10d._SymmetricMemory
         memory = symmetric.empty_strided_p2p((size,), (1,), torch.uint8, self.device, self._name)
@@ -212,6 +226,10 @@ def _gloo(store: Any, rank: int, size: int) -> Any:
 def _nccl(store: Any, rank: int, size: int) -> Any:
     if not dist.is_nccl_available():
         raise ConfigError("tensor_parallel on CUDA needs a torch built with NCCL")
+    if ranks_share_a_gpu():
+        # NCCL refuses a GPU twice on one host: these are ranks of different hosts, and talk through sockets.
+        os.environ["NCCL_HOSTID"] = f"leadline-{rank}"
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     # Its own watchdogs end the process when a rank is late; ours raise an error that says which.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")

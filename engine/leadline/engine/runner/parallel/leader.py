@@ -21,7 +21,7 @@ from leadline.engine.runner.memory import oom_message
 from leadline.engine.runner.model_runner import ModelRunner
 from leadline.engine.runner.parallel.agreement import checksums
 from leadline.engine.runner.parallel.codec import PlanEncoder
-from leadline.engine.runner.parallel.group import RankGroup
+from leadline.engine.runner.parallel.group import RankGroup, device_of, ranks_share_a_gpu
 from leadline.engine.runner.parallel.messages import Setup
 from leadline.engine.runner.parallel.ranks import Ranks
 from leadline.engine.runner.parallel.ring import PlanWriter, frame_bytes, unnamed_file
@@ -135,13 +135,13 @@ def build_parallel_runner(
     frame = frame_bytes(config, resolve_context(config, model_config))
     device = resolve_device(config)
     if device.type == "cuda":
-        if torch.cuda.device_count() < size:
+        if torch.cuda.device_count() < size and not ranks_share_a_gpu():
             raise ConfigError(
                 f"tensor_parallel {size} needs as many GPUs, and {torch.cuda.device_count()} are visible; "
                 "lower it, or look at CUDA_VISIBLE_DEVICES and the pod's GPU limit"
             )
-        torch.cuda.set_device(0)
-        device = torch.device("cuda", 0)
+        device = device_of(0)
+        torch.cuda.set_device(device)
     elif config.cpu_threads is None and "OMP_NUM_THREADS" not in os.environ:
         config = config.replace(cpu_threads=max(1, usable_cores() // size))
     config = config.replace(device=device.type)

@@ -27,7 +27,7 @@ from leadline.engine.runner.build import build_shard
 from leadline.engine.runner.memory import oom_message
 from leadline.engine.runner.parallel.agreement import checksums
 from leadline.engine.runner.parallel.codec import PlanDecoder
-from leadline.engine.runner.parallel.group import RankGroup
+from leadline.engine.runner.parallel.group import RankGroup, device_of
 from leadline.engine.runner.parallel.messages import Failed, Hello, Loaded, Setup, decode_setup, encode
 from leadline.engine.runner.parallel.ring import PlanReader
 
@@ -87,8 +87,9 @@ def _serve(setup: Setup, leader: socket.socket, meeting_fd: int, plans_fd: int) 
 def _device(setup: Setup) -> torch.device:
     if setup.config.device == "cpu":
         return torch.device("cpu")
-    torch.cuda.set_device(setup.rank)
-    return torch.device("cuda", setup.rank)
+    device = device_of(setup.rank)
+    torch.cuda.set_device(device)
+    return device
 
 
 def _last_words(setup: Setup, error: Exception) -> Failed:
