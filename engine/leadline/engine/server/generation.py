@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.outputs import OutputDelta
+from leadline.engine.server.connection import REQUEST_ID
 from leadline.engine.server.http import (
     ApiError,
     EventStream,
@@ -210,4 +211,4 @@ async def _chain(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenera
 def log_failure(error: BaseException, answer: ApiError) -> None:
     """One line for what we expect to go wrong (the core died), a traceback for what we do not."""
     unexpected = answer.code == "internal_error"
-    logger.error("request failed: %s", error, exc_info=error if unexpected else None)
+    logger.error("request %s failed: %s", REQUEST_ID.get(), error, exc_info=error if unexpected else None)

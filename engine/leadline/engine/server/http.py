@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from leadline.engine.errors import EngineDead, RequestError
-from leadline.engine.server.outlet import Outlet
+from leadline.engine.server.outlet import Outlet, send_for
 from leadline.protocol.errors import encode_error
 from leadline.protocol.openai import InvalidBody, decode_body
 
@@ -171,7 +171,7 @@ class EventStream(Response):
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pump = asyncio.ensure_future(self._pump(receive, send))
+        pump = asyncio.ensure_future(self._pump(receive, send_for(scope, receive, send)))
         watch = asyncio.ensure_future(_disconnect(receive))
         try:
             await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)

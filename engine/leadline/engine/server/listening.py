@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from leadline.engine.errors import ConfigError
+from leadline.engine.server.connection import Connection
 from leadline.engine.server.settings import ServerSettings
 from leadline.protocol.listening import bound_socket
 
@@ -36,6 +37,8 @@ def http_server(app: FastAPI, settings: ServerSettings) -> uvicorn.Server:
     return _Server(
         uvicorn.Config(
             app,
+            http=Connection,
+            ws="none",
             log_config=None,
             access_log=settings.access_log,
             lifespan="off",

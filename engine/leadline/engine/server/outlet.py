@@ -16,10 +16,10 @@ import asyncio
 from typing import Any, ClassVar
 
 import msgspec
-from starlette.types import Receive
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-__all__ = ["EventTemplate", "Outlet"]
+__all__ = ["EventTemplate", "Outlet", "send_for"]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -64,8 +64,8 @@ class Outlet:
 
     def connect(self, receive: Receive) -> None:
         """Open it, if the server is one whose sockets we know. Call when the headers have been sent."""
-        cycle = getattr(receive, "__self__", None)
-        if isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding and cycle.response_started:
+        cycle = _cycle_of(receive)
+        if cycle is not None and cycle.chunked_encoding and cycle.response_started:
             self._cycle, self._transport = cycle, cycle.transport
 
     def close(self) -> None:
@@ -81,3 +81,23 @@ class Outlet:
         """As one chunk of the answer's chunked encoding (RFC 9112 section 7.1). Only while `ready`."""
         assert self._transport is not None
         self._transport.write(b"%x\r\n%b\r\n" % (len(event), event))
+
+
+def send_for(scope: Scope, receive: Receive, send: Send) -> Send:
+    """What an answer of unknown length is sent by: to HTTP/1.0, which knows no chunks (RFC 9112 section 6.1),
+    uvicorn would send them too. There the answer ends with its connection."""
+    cycle = _cycle_of(receive)
+    if cycle is None or scope["http_version"] != "1.0":
+        return send
+    cycle.chunked_encoding = False
+
+    async def send_bare(message: Message) -> None:
+        cycle.expected_content_length += len(message.get("body", b""))
+        await send(message)
+
+    return send_bare
+
+
+def _cycle_of(receive: Receive) -> RequestResponseCycle | None:
+    cycle = getattr(receive, "__self__", None)
+    return cycle if isinstance(cycle, RequestResponseCycle) else None
