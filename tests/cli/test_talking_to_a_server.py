@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -126,6 +127,36 @@ def test_bench_serve_measures_a_server(url: str) -> None:
     assert 0 < result["ttft_seconds"]["p50"] <= result["ttft_seconds"]["p99"] < 120
     assert result["itl_seconds"]["mean"] > 0
     assert result["output_tokens_per_second"] > 0
+
+
+def test_bench_serve_measures_a_gateway_too(url: str) -> None:
+    class Gateway(BaseHTTPRequestHandler):
+        """In front of the server, without its /tokenize."""
+
+        def do_GET(self) -> None:
+            self._pass(None)
+
+        def do_POST(self) -> None:
+            self._pass(self.rfile.read(int(self.headers["content-length"])))
+
+        def _pass(self, body: bytes | None) -> None:
+            if self.path == "/tokenize":
+                self.send_error(404)
+                return
+            with urllib.request.urlopen(urllib.request.Request(url + self.path, body)) as answer:
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n" + answer.read())
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        result = json.loads(
+            leadline(
+                "bench", "serve", f"--url=http://127.0.0.1:{server.server_port}", "--requests=2",
+                "--prompt-tokens=20", "--output-tokens=2", "--json",
+            )
+        )  # fmt: skip
+        server.shutdown()
+    assert result["completed"] == 2
+    assert 30 < result["prompt_tokens"] < 60
 
 
 def test_warmup_of_a_gateway_says_that_an_engine_is_meant() -> None:

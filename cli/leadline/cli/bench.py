@@ -2,9 +2,9 @@
 is routing/'s, `leadline bench matrix` is matrix/'s.)
 
 Closed loop (`--concurrency` clients, each with one request at a time) or open loop (`--rate` requests per
-second, Poisson arrivals). Prompts are random words, cut to length by the server's own tokenizer, so that
-nothing but `--prefix-tokens` is shared. Times are the client's: TTFT from the first byte sent to the first
-event with a token, ITL between events.
+second, Poisson arrivals). Prompts are random words, cut to length by the server's own tokenizer (a gateway
+shows none: there as many words), so that nothing but `--prefix-tokens` is shared. Times are the client's:
+TTFT from the first byte sent to the first event with a token, ITL between events.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,9 +83,13 @@ def run(args: argparse.Namespace) -> int:
     for name in ("requests", "concurrency", "prompt_tokens", "output_tokens"):
         if getattr(args, name) < 1:
             raise ServerError(f"--{name.replace('_', '-')} must be at least 1")
+    if args.prefix_tokens < 0:
+        raise ServerError("--prefix-tokens must not be negative")
+    if args.rate is not None and not 0 < args.rate < math.inf:
+        raise ServerError(f"--rate must be a positive number of requests per second, not {args.rate}")
     key = args.api_key or os.environ.get("LEADLINE_API_KEY")
     server = Server(args.url, api_key=key)
-    model = args.model or server.get("/v1/models")["data"][0]["id"]
+    model = args.model or server.model()
     result = _summary(*asyncio.run(_load(args, key, model, _prompts(server, args))))
     if args.json:
         print(json.dumps(result))
@@ -105,7 +111,25 @@ class _Request:
     error: str | None = None
 
 
-def _prompts(server: Server, args: argparse.Namespace) -> list[list[int]]:
+_Prompt = list[int] | str
+
+
+def _prompts(server: Server, args: argparse.Namespace) -> Sequence[_Prompt]:
+    try:
+        return _exact_prompts(server, args)
+    except ServerError as error:
+        if error.status != 404:
+            raise
+    # A gateway has no /tokenize. These words are a token each for most tokenizers, and the result has the
+    # true numbers.
+    print("no /tokenize there: prompts of as many words as --prompt-tokens says", file=sys.stderr)
+    rng = random.Random(args.seed)
+    shared = rng.choices(WORDS, k=min(args.prefix_tokens, args.prompt_tokens))
+    rest = args.prompt_tokens - len(shared)
+    return [" ".join([*shared, *rng.choices(WORDS, k=rest)]) for _ in range(args.requests)]
+
+
+def _exact_prompts(server: Server, args: argparse.Namespace) -> list[list[int]]:
     rng = random.Random(args.seed)
 
     def tokens(count: int) -> list[int]:
@@ -113,7 +137,8 @@ def _prompts(server: Server, args: argparse.Namespace) -> list[list[int]]:
         ids: list[int] = []
         while len(ids) < count:
             text = " ".join(rng.choices(WORDS, k=count - len(ids) + 8))
-            ids += server.post("/tokenize", {"prompt": " " + text, "add_special_tokens": False})["tokens"]
+            body = {"prompt": " " + text, "add_special_tokens": False}
+            ids += server.post("/tokenize", body, "tokens")["tokens"]
         return ids[:count]
 
     shared = tokens(min(args.prefix_tokens, args.prompt_tokens))
@@ -121,12 +146,12 @@ def _prompts(server: Server, args: argparse.Namespace) -> list[list[int]]:
 
 
 async def _load(
-    args: argparse.Namespace, key: str | None, model: str, prompts: list[list[int]]
+    args: argparse.Namespace, key: str | None, model: str, prompts: Sequence[_Prompt]
 ) -> tuple[list[_Request], float]:
     rng = random.Random(args.seed + 1)
     gate = asyncio.Semaphore(args.requests if args.rate else args.concurrency)
 
-    async def one(prompt: list[int]) -> _Request:
+    async def one(prompt: _Prompt) -> _Request:
         body = {
             "model": model,
             "prompt": prompt,

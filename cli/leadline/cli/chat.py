@@ -34,14 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     key = args.api_key or os.environ.get("LEADLINE_API_KEY")
-    if args.url:
+    if args.url is not None:
         return _converse(Server(args.url, api_key=key), args)
     with spawned_server(args.model or "smollm2") as url:
         return _converse(Server(url), args)
 
 
 def _converse(server: Server, args: argparse.Namespace) -> int:
-    model = args.model if args.url and args.model else server.get("/v1/models")["data"][0]["id"]
+    model = args.model if args.url and args.model else server.model()
     messages: list[dict[str, str]] = []
     if args.system:
         messages.append({"role": "system", "content": args.system})
@@ -70,13 +70,18 @@ def _answer(server: Server, model: str, messages: list[dict[str, str]], args: ar
         body["max_tokens"] = args.max_tokens
     if args.temperature is not None:
         body["temperature"] = args.temperature
-    parts = []
-    for event in server.stream("/v1/chat/completions", body):
-        for choice in event["choices"]:
-            text = choice["delta"].get("content")
-            if text:
-                parts.append(text)
-                print(text, end="", flush=True)
+    parts: list[str] = []
+    try:
+        for event in server.stream("/v1/chat/completions", body):
+            for choice in event["choices"]:
+                text = choice["delta"].get("content")
+                if text:
+                    parts.append(text)
+                    print(text, end="", flush=True)
+    except BaseException:
+        if parts:
+            print(flush=True)  # what is said next, here or by a shell, has a line of its own
+        raise
     print()
     return "".join(parts)
 

@@ -12,12 +12,14 @@ import ast
 import dataclasses
 import functools
 import inspect
+from pathlib import Path
 from typing import Any
 
 from leadline.engine import config as config_module
 from leadline.engine.config import EngineConfig
+from leadline.engine.errors import ConfigError
 
-__all__ = ["add_engine_options", "engine_config"]
+__all__ = ["add_engine_options", "engine_config", "lines_of", "text_of"]
 
 _SKIPPED = {"model"}
 """Given as a positional argument."""
@@ -68,6 +70,21 @@ def engine_config(model: str, args: argparse.Namespace) -> EngineConfig:
     names = {field.name for field in dataclasses.fields(EngineConfig)} - _SKIPPED
     given = {name: value for name, value in vars(args).items() if name in names}
     return EngineConfig(model=model, **given).validate()
+
+
+def text_of(path: Path) -> str:
+    """Of a file; raises ConfigError for what is no text, OSError for what cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def lines_of(path: Path | None) -> tuple[str, ...]:
+    """The lines of a file that are not blank; none where there is no file."""
+    if path is None:
+        return ()
+    return tuple(line.strip() for line in text_of(path).splitlines() if line.strip())
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

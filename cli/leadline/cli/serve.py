@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from pathlib import Path
 
-from leadline.cli.options import add_engine_options, engine_config
+from leadline.cli.options import add_engine_options, engine_config, lines_of
 
 __all__ = ["add_arguments", "aliases", "run"]
 
@@ -115,7 +116,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"api_processes must lie between 1 and {_MOST_API_PROCESSES}, not {args.api_processes}"
         )
-    keys = _lines(args.api_key_file)
+    if not 0 <= args.drain_timeout < math.inf:
+        raise ConfigError(f"drain_timeout must be a number of seconds from 0 on, not {args.drain_timeout:g}")
+    keys = lines_of(args.api_key_file)
     if args.api_key_file is not None and not keys:
         raise ConfigError(f"api_key_file {str(args.api_key_file)!r} holds no key; write one a line")
     settings = ServerSettings(
@@ -128,16 +131,10 @@ def run(args: argparse.Namespace) -> int:
         access_log=args.access_log,
         api_keys=keys,
         aliases=aliases(args),
-        warmup_prompts=_lines(args.warmup_file),
+        warmup_prompts=lines_of(args.warmup_file),
         redis_url=_option_or_environment(args, "redis_url"),
         service=_option_or_environment(args, "service"),
         pod_name=_option_or_environment(args, "pod_name"),
         advertise_address=_option_or_environment(args, "advertise_address"),
     )
     return serve(config, settings)
-
-
-def _lines(path: Path | None) -> tuple[str, ...]:
-    if path is None:
-        return ()
-    return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leadline.cli.http import Server, ServerError
+from leadline.cli.options import text_of
 from leadline.engine.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     prompts = list(args.prompt)
     if args.file is not None:
-        prompts += [line for line in args.file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        prompts += [line for line in text_of(args.file).splitlines() if line.strip()]
     if not prompts and not args.system:
         raise ConfigError("nothing to warm up: give --prompt, --system or --file")
     server = Server(args.url, api_key=args.api_key or os.environ.get("LEADLINE_API_KEY"))
@@ -62,5 +63,5 @@ def _warm(server: Server, prompts: list[str], systems: list[str]) -> Any:
         # request.
         messages = [{"role": "system", "content": text}]
         body = {"messages": messages, "add_generation_prompt": False}
-        entries.append(server.post("/tokenize", body)["tokens"])
-    return server.post("/admin/warmup", {"prompts": entries})
+        entries.append(server.post("/tokenize", body, "tokens")["tokens"])
+    return server.post("/admin/warmup", {"prompts": entries}, "seconds")

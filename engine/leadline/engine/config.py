@@ -7,6 +7,7 @@ build its options from it quickly. `EngineConfig.validate()` is called once, by 
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 
 from leadline.engine.errors import ConfigError
@@ -96,7 +97,13 @@ class EngineConfig:
             raise ConfigError(f"block_size must be 16, 32, 64, 128 or 256, not {self.block_size}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"gpu_memory_utilization must lie in (0, 1], not {self.gpu_memory_utilization}")
-        for name in ("tensor_parallel", "max_concurrent_requests", "max_num_batched_tokens", "cpu_kv_bytes"):
+        for name in (
+            "tensor_parallel",
+            "max_concurrent_requests",
+            "max_num_batched_tokens",
+            "cpu_kv_bytes",
+            "max_n",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 <= self.speculative_ngram <= 32:
@@ -113,6 +120,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        if self.max_model_len == 1:
+            raise ConfigError("max_model_len must be at least 2: a token of prompt, and one of output")
+        if self.queue_timeout is not None and not 0 <= self.queue_timeout < math.inf:
+            raise ConfigError(f"queue_timeout must be a number of seconds, not {self.queue_timeout}")
         if self.dtype not in ("auto", "float32", "float16", "bfloat16"):
             raise ConfigError(f"dtype must be auto, float32, float16 or bfloat16, not {self.dtype!r}")
         if self.device not in ("auto", "cpu", "cuda"):
@@ -136,14 +147,17 @@ class EngineConfig:
             )
         if self.load_format not in ("auto", "dummy"):
             raise ConfigError(f"load_format must be auto or dummy, not {self.load_format!r}")
-        if self.max_queued_requests < 0:
-            raise ConfigError(f"max_queued_requests must not be negative, got {self.max_queued_requests}")
+        for name in ("max_queued_requests", "max_logprobs"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.max_concurrent_requests > self.max_num_batched_tokens:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_concurrent_requests ({self.max_concurrent_requests}): every running request decodes "
                 "one token a step"
             )
-        if set(self.class_weights) != {"interactive", "batch"} or min(self.class_weights.values()) <= 0:
+        if set(self.class_weights) != {"interactive", "batch"} or not all(
+            0 < weight < math.inf for weight in self.class_weights.values()
+        ):
             raise ConfigError("class_weights needs a positive weight for 'interactive' and for 'batch'")
         return self

@@ -107,7 +107,7 @@ def _warm(stack: Stack) -> None:
     """Every engine computes a prompt and some tokens, so that none is slow at first."""
     body = {"model": stack.served_name, "prompt": " ".join(WORDS * 4), "max_tokens": 8, "temperature": 0}
     for url in stack.engine_urls:
-        Server(url).post("/v1/completions", body)
+        Server(url).post("/v1/completions", body, "choices")
 
 
 def _cpu_seconds(stack: Stack) -> float:
