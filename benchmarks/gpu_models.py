@@ -48,6 +48,23 @@ SHAPES: dict[str, dict[str, Any]] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
     },
+    "Qwen3-30B-A3B": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": False,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+    },
     "tiny": {
         "hidden_size": 64,
         "num_hidden_layers": 2,
@@ -58,6 +75,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 12000,
         "max_position_embeddings": 4096,
     },
+}
+SHAPES["tiny-moe"] = {
+    **SHAPES["tiny"],
+    "moe_intermediate_size": 80,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
 }
 
 
@@ -141,12 +166,18 @@ def write_weights(folder: Path, shape: dict[str, Any], dtype: str, seed: int = 0
         "self_attn.k_proj": (kv_heads, hidden),
         "self_attn.v_proj": (kv_heads, hidden),
         "self_attn.o_proj": (hidden, heads),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
     }
+    experts = shape.get("num_experts", 0)
+    if experts:
+        inner, sizes["mlp.gate"] = shape["moe_intermediate_size"], (experts, hidden)
+    for mlp in [f"mlp.experts.{number}" for number in range(experts)] or ["mlp"]:
+        sizes |= {
+            f"{mlp}.gate_proj": (inner, hidden),
+            f"{mlp}.up_proj": (inner, hidden),
+            f"{mlp}.down_proj": (hidden, inner),
+        }
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    if shape.get("model_type", "qwen3") == "qwen3":
+    if shape.get("model_type", "qwen3").startswith("qwen3"):
         norms |= {"self_attn.q_norm": dim, "self_attn.k_norm": dim}
     for layer in range(shape["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."

@@ -24,17 +24,20 @@ ROWS = 13
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tiny"), SHAPES["tiny"], "float32")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        shape: write_model(tmp_path_factory.mktemp(shape), SHAPES[shape], "float32")
+        for shape in ("tiny", "tiny-moe")
+    }
 
 
-@pytest.fixture(scope="module", params=[16, 64])
-def pair(request: pytest.FixtureRequest, folder: Path) -> tuple[LLM, LLM]:
+@pytest.fixture(scope="module", params=[("tiny", 16), ("tiny", 64), ("tiny-moe", 64)])
+def pair(request: pytest.FixtureRequest, folders: dict[str, Path]) -> tuple[LLM, LLM]:
     """An eager engine and one with graphs, with so few blocks that long batches preempt."""
-    size = request.param
+    shape, size = request.param
     engines = [
         LLM(
-            str(folder),
+            str(folders[shape]),
             progress=False,
             load_format="dummy",
             dtype="float32",
@@ -187,10 +190,10 @@ def test_sizes_cover_every_batch_with_little_padding(limit: int) -> None:
         assert padding < max(8, min(rows / 2, 64))
 
 
-def test_the_pool_leaves_room_for_the_graphs(folder: Path) -> None:
+def test_the_pool_leaves_room_for_the_graphs(folders: dict[str, Path]) -> None:
     free = torch.cuda.mem_get_info()[0]
     llm = LLM(
-        str(folder),
+        str(folders["tiny"]),
         progress=False,
         load_format="dummy",
         dtype="bfloat16",

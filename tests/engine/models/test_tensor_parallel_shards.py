@@ -92,6 +92,12 @@ CASES = {
     ),
     "a_rank_without_heads": (4, "mistral", NINE),
     "columns_of_the_mlp_do_not_divide": (3, "qwen2", {"num_key_value_heads": 3, "mlp_bias": True}),
+    "experts": (2, "mixtral", {}),
+    "columns_of_an_expert_do_not_divide": (
+        3,
+        "qwen3_moe",
+        {"num_key_value_heads": 3, "mlp_only_layers": [1]},
+    ),
     "a_last_rank_with_less_vocabulary": (4, "mistral", {"num_attention_heads": 4, "vocab_size": 97}),
 }
 

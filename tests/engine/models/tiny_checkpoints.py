@@ -21,6 +21,11 @@ BASE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "mixtral": {"num_local_experts": 5},
+    "qwen3_moe": {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 16},
+}
 
 
 def build_reference(family: str, seed: int = 0, **changes: Any) -> Any:
@@ -32,9 +37,11 @@ def build_reference(family: str, seed: int = 0, **changes: Any) -> Any:
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+        "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+        "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
     }
     config_class, model_class = classes[family]
-    fields = {**BASE, **({"sliding_window": None} if family == "mistral" else {}), **changes}
+    fields = {**BASE, **OF_FAMILY.get(family, {}), **changes}
     torch.manual_seed(seed)
     model = model_class(config_class(**fields)).eval()
     with torch.no_grad():

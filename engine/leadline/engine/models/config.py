@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from leadline.engine.errors import ModelNotFound, UnsupportedModel
+from leadline.engine.models.experts_config import ExpertsConfig, read_experts
 from leadline.engine.models.families import FAMILIES, Family
 from leadline.engine.models.rope_config import RopeConfig, read_rope
 
@@ -42,7 +43,7 @@ class ModelConfig:
     architecture: str
     """As in config.json, e.g. LlamaForCausalLM."""
     family: str
-    """llama | mistral | qwen2 | qwen3"""
+    """`families.Family.name`"""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -61,6 +62,8 @@ class ModelConfig:
     qk_norm: bool
     dtype: str
     """The checkpoint's: float32 | float16 | bfloat16."""
+    experts: ExpertsConfig | None = None
+    """MLPs are mixtures of these."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     """Every id that ends a generation, out of generation_config.json and config.json."""
@@ -111,6 +114,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         )
     if head_dim % 2:
         raise UnsupportedModel(f"config.json: head_dim {head_dim} is odd; rotary embedding needs an even one")
+    num_layers = _size(fields, "num_hidden_layers")
     attention_bias = bool(fields.get("attention_bias")) if family.qkv_bias is None else family.qkv_bias
     config = ModelConfig(
         architecture=architecture,
@@ -118,7 +122,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         vocab_size=_size(fields, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=_size(fields, "intermediate_size"),
-        num_layers=_size(fields, "num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
@@ -131,6 +135,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         mlp_bias=bool(fields.get("mlp_bias")) if family.mlp_bias is None else family.mlp_bias,
         qk_norm=family.qk_norm,
         dtype=_dtype(fields),
+        experts=None if family.experts is None else read_experts(fields, family.experts, num_layers),
         bos_token_id=generation.get("bos_token_id", raw.get("bos_token_id")),
         eos_token_ids=_token_ids(
             {
@@ -237,7 +242,7 @@ def _refuse_sliding_window(fields: Mapping[str, Any], family: Family, config: Mo
         raise UnsupportedModel(
             f"config.json: layer_types has {sorted(unknown)}; only full_attention is supported"
         )
-    in_use = family.name == "mistral" or "sliding_attention" in kinds
+    in_use = family.name in ("mistral", "mixtral") or "sliding_attention" in kinds
     if family.window_switch:
         first = _size(fields, "max_window_layers") if fields.get("max_window_layers") else 0
         in_use = bool(fields.get("use_sliding_window")) and (

@@ -1,4 +1,5 @@
-"""The one decoder: Llama, Mistral, SmolLM2, Qwen2 and Qwen3 differ in ModelConfig's switches only.
+"""The one decoder: Llama, Mistral, SmolLM2, Qwen2, Qwen3, Mixtral and Qwen3-MoE differ in ModelConfig's
+switches only.
 
     input ids → embedding ─┬─────────── + ─┬──────── + ─ ... ─ norm → hidden states → head → logits
                            └ norm → attn ─┘└ norm → mlp ┘
@@ -16,6 +17,7 @@ import torch
 from leadline.engine.errors import ConfigError
 from leadline.engine.models.base import AttentionFn, KVWrite
 from leadline.engine.models.config import ModelConfig
+from leadline.engine.models.experts import Experts
 from leadline.engine.models.interleave import interleaved
 from leadline.engine.models.layers import (
     ColumnLinear,
@@ -38,12 +40,11 @@ __all__ = ["Decoder"]
 
 
 class DecoderLayer:
-    """Attention and gated MLP with their norms; this rank's heads and columns."""
+    """Attention and gated MLP, or experts, with their norms; this rank's heads and columns."""
 
     def __init__(self, index: int, config: ModelConfig, place: Place, tp: TensorParallel, ops: Ops) -> None:
         dim = config.head_dim
         heads, kv_heads = tp.heads(config.num_heads, config.num_kv_heads)
-        columns = tp.share(config.intermediate_size)
 
         self.index, self.ops, self.eps = index, ops, config.rms_norm_eps
         self.num_heads, self.num_kv_heads = heads.count, kv_heads.count
@@ -61,13 +62,18 @@ class DecoderLayer:
         self.q_norm, self.k_norm = (Norm(dim, place), Norm(dim, place)) if config.qk_norm else (None, None)
         self.o = RowLinear(config.hidden_size, heads.times(dim), place, tp, Sum.O, bias=config.o_bias)
         self.post_norm = Norm(config.hidden_size, place)
-        self.gate_up = ColumnLinear(
-            [("gate_proj", columns), ("up_proj", columns)],
-            config.hidden_size,
-            place,
-            bias=config.mlp_bias,
-        )
-        self.down = RowLinear(config.hidden_size, columns, place, tp, Sum.DOWN, bias=config.mlp_bias)
+        self.experts: Experts | None = None
+        if config.experts is not None and index not in config.experts.dense_layers:
+            self.experts = Experts(config.experts, config.hidden_size, place, tp, ops)
+        else:
+            columns = tp.share(config.intermediate_size)
+            self.gate_up = ColumnLinear(
+                [("gate_proj", columns), ("up_proj", columns)],
+                config.hidden_size,
+                place,
+                bias=config.mlp_bias,
+            )
+            self.down = RowLinear(config.hidden_size, columns, place, tp, Sum.DOWN, bias=config.mlp_bias)
 
     def attention(
         self,
@@ -109,12 +115,16 @@ class DecoderLayer:
             yield from self.k_norm.slots(f"{prefix}.self_attn.k_norm")
         yield from self.o.slots(f"{prefix}.self_attn.o_proj")
         yield from self.post_norm.slots(f"{prefix}.post_attention_layernorm")
+        if self.experts is not None:
+            yield from self.experts.slots(prefix)
+            return
         yield from self.gate_up.slots(f"{prefix}.mlp")
         yield from self.down.slots(f"{prefix}.mlp.down_proj")
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        return self.qkv, self.o, self.gate_up, self.down
+        attention = self.qkv, self.o
+        return attention if self.experts is not None else (*attention, self.gate_up, self.down)
 
     def finalize(self) -> None:
         for linear in self.linears:
@@ -205,12 +215,17 @@ class Decoder:
                     return x.new_empty((0, self.hidden_size))
                 residual = residual.index_select(0, wanted)
             x, residual = self.close(layer.o, x, residual, layer.post_norm)
-            x, residual = self.close(layer.down, ops.silu_and_mul(layer.gate_up(x)), residual, norm)
+            if layer.experts is not None:
+                x, residual = self.join(Sum.DOWN, layer.experts.partial(x), residual, norm.weight)
+            else:
+                x, residual = self.close(layer.down, ops.silu_and_mul(layer.gate_up(x)), residual, norm)
         return x
 
     def _interleaves(self, tokens: int) -> bool:
         """Whether sums of a step run beside its products. Sums by copies cannot be captured."""
         least = self.tp.interleave_tokens
+        if self.config.experts is not None:
+            return False
         if least is None or tokens < max(least, 2) or self.by_fabric(Sum.O, tokens):
             return False
         return self.tp.exchange is None or not torch.cuda.is_current_stream_capturing()
@@ -254,7 +269,9 @@ class Decoder:
 
     def quantize(self) -> None:
         """Call after loading and before `finalize`: the layers' linears become FP8; embedding, norms and head
-        stay as they are. Raises ConfigError for widths that FP8 products do not take."""
+        stay as they are. Raises ConfigError for widths that FP8 products do not take, and for experts."""
+        if self.config.experts is not None:
+            raise ConfigError("quantization 'fp8' does not reach experts yet: leave it out for this model")
         for linear in self.layers[0].linears:
             if linear.weight.is_cuda and any(size % 16 for size in linear.weight.shape):
                 raise ConfigError(

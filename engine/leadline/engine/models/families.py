@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from leadline.engine.models.experts_config import ExpertNames
+
 __all__ = ["FAMILIES", "Family"]
 
 
@@ -22,6 +24,8 @@ class Family:
     """RMSNorm over each query and key head before the rotary embedding."""
     window_switch: bool = False
     """sliding_window counts only when use_sliding_window is true, on layers from max_window_layers on."""
+    experts: ExpertNames | None = None
+    """Its MLPs are mixtures of experts."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of fields that may be absent, as the family's reference implementation has them."""
 
@@ -43,6 +47,42 @@ FAMILIES: dict[str, Family] = {
         defaults={
             "num_key_value_heads": 32,
             "head_dim": 128,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+        },
+    ),
+    "MixtralForCausalLM": Family(
+        "mixtral",
+        experts=ExpertNames(
+            counts=("num_local_experts",),
+            size="intermediate_size",
+            router="block_sparse_moe.gate",
+            experts="block_sparse_moe.experts",
+            gate="w1",
+            up="w3",
+            down="w2",
+            renormalize=True,
+        ),
+        defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe",
+        qkv_bias=None,
+        qk_norm=True,
+        window_switch=True,
+        experts=ExpertNames(
+            counts=("num_experts", "num_local_experts"),
+            size="moe_intermediate_size",
+            router="mlp.gate",
+            experts="mlp.experts",
+            gate="gate_proj",
+            up="up_proj",
+            down="down_proj",
+        ),
+        defaults={
+            "num_key_value_heads": 4,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
             "sliding_window": 4096,
             "max_window_layers": 28,
         },

@@ -53,8 +53,10 @@ class FewRows:
 
     @staticmethod
     def of(model: Decoder) -> FewRows | None:
-        """None unless it is one rank or there is a fabric, 16 bits on CUDA, no biases, widths that are
-        multiples of 64."""
+        """None unless it is one rank or there is a fabric, 16 bits on CUDA, no experts, no biases, and widths
+        are multiples of 64."""
+        if model.config.experts is not None:
+            return None
         layer = model.layers[0]
         linears = (layer.qkv, layer.o, layer.gate_up, layer.down)
         fits = (

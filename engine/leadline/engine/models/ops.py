@@ -20,6 +20,7 @@ __all__ = [
     "Ops",
     "Rotation",
     "add_rms_norm",
+    "experts",
     "rms_norm",
     "rotary_heads",
     "select_ops",
@@ -92,6 +93,34 @@ def rotary_heads(
     return q_and_k[:, :num_heads], q_and_k[:, num_heads:], heads[:, num_heads + num_kv_heads :]
 
 
+def experts(
+    x: torch.Tensor,
+    router: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    top: int,
+    renormalize: bool,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A mixture of experts: each token goes through the `top` ones of highest softmax, whose outputs are
+    weighted by it (renormalize: over the chosen ones) and added up.
+
+    x [T, hidden]; router [E, hidden]; gate_up [E, 2n, hidden], a row of it being | gate | up |; down [E,
+    hidden, n]. Returns [T, hidden], `out` if it is given.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    odds = F.linear(x, router).to(wide).softmax(dim=-1)
+    weights, chosen = odds.topk(top, dim=-1)
+    if renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    total = torch.zeros(x.shape, dtype=wide, device=x.device)
+    for expert in chosen.unique().tolist():
+        rows, choice = (chosen == expert).nonzero(as_tuple=True)
+        made = F.linear(silu_and_mul(F.linear(x[rows], gate_up[expert])), down[expert])
+        total.index_add_(0, rows, made * weights[rows, choice, None])
+    return total.to(x.dtype) if out is None else out.copy_(total)
+
+
 @dataclass(slots=True, frozen=True)
 class Ops:
     """One implementation of each operation; signatures as the functions of this module."""
@@ -100,6 +129,7 @@ class Ops:
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = add_rms_norm
     silu_and_mul: Callable[..., torch.Tensor] = silu_and_mul
     rotary_heads: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = rotary_heads
+    experts: Callable[..., torch.Tensor] = experts
     writes_kv: bool = False
     """rotary_heads writes keys and values to its `target`, so that the attention backend need not."""
     looks_up: bool = False

@@ -16,6 +16,8 @@ BUILDERS: dict[str, type[Decoder]] = {
     "mistral": Decoder,
     "qwen2": Decoder,
     "qwen3": Decoder,
+    "mixtral": Decoder,
+    "qwen3_moe": Decoder,
 }
 
 

@@ -23,6 +23,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from leadline.engine.models.ops import HeadNorms, KVTarget, Ops
+from leadline.engine.models.triton_experts import experts
 
 __all__ = ["TRITON_OPS", "add_rms_norm", "rms_norm", "rotary_heads", "silu_and_mul"]
 
@@ -245,4 +246,4 @@ def rotary_heads(
     return heads[:, :num_heads], heads[:, num_heads:split], heads[:, split:]
 
 
-TRITON_OPS = Ops(rms_norm, add_rms_norm, silu_and_mul, rotary_heads, writes_kv=True, looks_up=True)
+TRITON_OPS = Ops(rms_norm, add_rms_norm, silu_and_mul, rotary_heads, experts, writes_kv=True, looks_up=True)

@@ -1,0 +1,103 @@
+"""Experts: the kernels against float64, captured ones, and a whole model against the CPU's."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from gpu_engine import compare
+from gpu_models import SHAPES, write_model, write_weights
+from leadline.engine import LLM, SamplingParams
+from leadline.engine.models import ops
+from leadline.engine.models.triton_experts import experts
+
+pytestmark = pytest.mark.gpu
+
+SIZES = {"tiny": (5, 2, 64, 40), "Mixtral": (8, 2, 1024, 512), "Qwen3": (128, 8, 512, 192)}
+"""Experts, of which a token gets, hidden, inner. Columns that no tile divides among them."""
+
+
+def layer(name: str, dtype: torch.dtype, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """Router, gate_up, down. The router's logits are the first columns of x, so that rounding moves none."""
+    count, top, hidden, inner = SIZES[name]
+    generator = torch.Generator("cuda").manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        value = torch.randn(shape, device="cuda", generator=generator) * shape[-1] ** -0.5
+        return value.to(dtype)
+
+    router = torch.eye(count, hidden, device="cuda", dtype=dtype)
+    return router, normal(count, 2 * inner, hidden), normal(count, hidden, inner), top
+
+
+def tokens(name: str, rows: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """No two logits of a row are equal."""
+    count, _, hidden, _ = SIZES[name]
+    generator = torch.Generator("cuda").manual_seed(1000 + seed)
+    x = torch.randn((rows, hidden), device="cuda", generator=generator)
+    x[:, :count] = torch.rand((rows, count), device="cuda", generator=generator).argsort() / 32.0
+    return x.to(dtype)
+
+
+def expected(x: torch.Tensor, *weights: torch.Tensor, top: int, renormalize: bool) -> torch.Tensor:
+    return ops.experts(x.double(), *(weight.double() for weight in weights), top, renormalize)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 17, 64, 300, 3000])
+@pytest.mark.parametrize("name", SIZES)
+def test_the_kernels_agree_with_float64(name: str, rows: int, dtype: torch.dtype) -> None:
+    *weights, top = layer(name, dtype, rows)
+    x = tokens(name, rows, dtype, rows)
+    for renormalize in (False, True):
+        wanted = expected(x, *weights, top=top, renormalize=renormalize)
+        found = experts(x, *weights, top, renormalize)
+        error = float((found.double() - wanted).norm() / wanted.norm())
+        assert error < {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}[dtype]
+        out = torch.full_like(x, torch.nan)
+        assert experts(x, *weights, top, renormalize, out) is out
+        assert torch.equal(out, found)
+
+
+def test_all_tokens_to_the_same_experts_and_none_to_most() -> None:
+    *weights, top = layer("Qwen3", torch.bfloat16, 3)
+    x = tokens("Qwen3", 1, torch.bfloat16, 4).repeat(500, 1)
+    found = experts(x, *weights, top, True)
+    assert torch.equal(found, found[:1].expand_as(found))
+    wanted = expected(x[:1], *weights, top=top, renormalize=True)
+    assert float((found[:1].double() - wanted).norm() / wanted.norm()) < 6e-3
+
+
+def test_a_captured_call_routes_whatever_comes() -> None:
+    *weights, top = layer("Qwen3", torch.bfloat16, 5)
+    x = tokens("Qwen3", 48, torch.bfloat16, 6)
+    experts(x, *weights, top, True)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = experts(x, *weights, top, True)
+    for seed in range(5):
+        x.copy_(tokens("Qwen3", 48, torch.bfloat16, 7 + seed))
+        graph.replay()
+        assert torch.equal(out, experts(x.clone(), *weights, top, True))
+
+
+def test_a_model_gives_the_tokens_of_the_cpu(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, SHAPES["tiny-moe"], "float32")
+    write_weights(folder, SHAPES["tiny-moe"], "float32")
+    rng = random.Random(1)
+    given = [[rng.randrange(12000) for _ in range(rng.randint(1, 200))] for _ in range(12)]
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=24, logprobs=8)
+    found = {}
+    for device in ("cpu", "cuda"):
+        with LLM(str(folder), device=device, dtype="float32", progress=False, max_model_len=512) as llm:
+            found[device] = [o.outputs[0] for o in llm.generate(given, params, use_tqdm=False)]
+    difference = compare(found["cpu"], found["cuda"])
+    assert difference["worst_nats"] < 0.01, difference
+    assert difference["worst_gap"] < 0.01, difference
+    assert difference["sequences_equal"] >= 11, difference
