@@ -240,6 +240,18 @@ def test_512_requests_of_1000_cached_tokens(folder: Path) -> None:
     llm.close()
 
 
+def test_experts_over_ranks_give_the_tokens_of_one_gpu(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, SHAPES["tiny-moe"], "float32")
+    write_weights(folder, SHAPES["tiny-moe"], "float32")
+    given = prompts(20, 150, 5)
+    params = [SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=30, logprobs=8)] * len(given)
+    found = []
+    for ranks in (1, 2):
+        with LLM(str(folder), tensor_parallel=ranks, **SETTINGS) as llm:
+            found.append(runs(llm, given, params))
+    assert_equal_but_for_ties(found[1], found[0])
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_sums_over_ranks_agree_with_float64(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = torch.cuda.device_count() < ranks

@@ -220,8 +220,9 @@ def tiny_model(folder: Path, **changes: Any) -> Any:
         {},
         {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False},
         {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+        {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"},
     ],
-    ids=["biases", "normed heads", "llama"],
+    ids=["biases", "normed heads", "llama", "experts"],
 )
 def test_scales_in_the_weights_change_keys_and_values_and_no_logit(tmp_path, changes, monkeypatch):
     """Powers of two: equal to the last bit."""

@@ -24,6 +24,11 @@ def qwen2(**changes):
     return {**BASE, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 128, **changes}
 
 
+def moe(**changes):
+    shape = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    return {**BASE, "architectures": ["Qwen3MoeForCausalLM"], **shape, **changes}
+
+
 def mistral(**changes):
     return {**BASE, "architectures": ["MistralForCausalLM"], **changes}
 
@@ -185,3 +190,30 @@ def test_a_broken_config_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelNotFound, match=r"config\.json cannot be read"):
         load_model_config(tmp_path)
+
+
+def test_experts_are_read(tmp_path):
+    fields = moe(num_hidden_layers=6, mlp_only_layers=[1], decoder_sparse_step=3, norm_topk_prob=True)
+    experts = load_model_config(write(tmp_path, fields)).experts
+    assert experts is not None
+    assert (experts.count, experts.per_token, experts.intermediate_size) == (8, 2, 24)
+    assert experts.renormalize
+    assert experts.dense_layers == {0, 1, 3, 4}
+    assert load_model_config(write(tmp_path, LLAMA)).experts is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts": 0}, "num_experts must be a positive integer, not 0"),
+        ({"num_experts": None}, "num_experts must be a positive integer, not None"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than num_experts 8"),
+        ({"num_experts_per_tok": "2"}, "num_experts_per_tok must be a positive integer, not '2'"),
+        ({"moe_intermediate_size": -1}, "moe_intermediate_size must be a positive integer, not -1"),
+        ({"mlp_only_layers": "0"}, "mlp_only_layers must be a list of layers, not '0'"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be a positive integer, not 0"),
+    ],
+)
+def test_experts_that_make_no_sense_are_refused_by_name(changes, message, tmp_path):
+    with pytest.raises(UnsupportedModel, match=f"config.json: {message}"):
+        load_model_config(write(tmp_path, moe(**changes)))

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import build_reference, logits_of, reference_logits, save_reference
 
-from leadline.engine.errors import ModelNotFound, UnsupportedModel
+from leadline.engine.errors import ConfigError, ModelNotFound, UnsupportedModel
 from leadline.engine.models import load_model_config
 from leadline.engine.models.loader import load_model
 
@@ -202,3 +202,16 @@ def test_an_unknown_family_is_refused(tmp_path):
     folder = save_reference(build_reference("llama"), tmp_path)
     with pytest.raises(UnsupportedModel, match="'gemma'"):
         load(folder, config=replace(load_model_config(folder), family="gemma"))
+
+
+def test_experts_are_not_quantized_and_say_so(tmp_path):
+    folder = save_reference(build_reference("mixtral"), tmp_path)
+    with pytest.raises(ConfigError, match="quantization 'fp8' does not reach experts yet"):
+        load(folder, quantization="fp8")
+
+
+def test_an_expert_that_is_missing_is_named(tmp_path):
+    folder = save_reference(build_reference("qwen3_moe"), tmp_path)
+    rewrite(folder, lambda tensors: tensors.pop("model.layers.1.mlp.experts.6.up_proj.weight"))
+    with pytest.raises(UnsupportedModel, match=r"missing: model\.layers\.1\.mlp\.experts\.6\.up_proj"):
+        load(folder)
