@@ -469,9 +469,59 @@ def test_between_a_change_and_its_controllers_notice_the_last_word_stands_as_of_
     assert made.events == []
     one_fails = [pods[0], pod("b", containerStatuses=[waiting("ErrImagePull", "x")])]
     failed = plan(Observed(changed, NOW, children, one_fails), SETTINGS)
-    assert condition(failed)["reason"] == "ImagePullFailed"
+    assert (condition(failed)["reason"], failed.status["observedGeneration"]) == ("ImagePullFailed", 1)
     refused = plan(Observed(changed, NOW, children, pods, refusal="no"), SETTINGS)
     assert (condition(refused)["reason"], refused.status["observedGeneration"]) == ("ApplyRefused", 2)
+
+
+def test_a_deployment_that_somebody_scales_by_hand_does_not_cost_its_service_ready() -> None:
+    """The operator takes it back at once; until then there is a pod too many, which starts."""
+    first = plan_of({"replicas": 1}, children=deployment(1), pods=[pod("a", ready=True)])
+    children = deployment(1)
+    (child,) = children.values()
+    child["metadata"]["generation"] = 5
+    made = plan(
+        Observed(service({"replicas": 1}, status=first.status), NOW, children, [pod("a", ready=True), NEW]),
+        SETTINGS,
+    )
+    assert made.status["conditions"] == first.status["conditions"]
+
+
+NEW = pod("new", phase="Pending", containerStatuses=[])
+
+
+@pytest.mark.parametrize(
+    "sentence", ['Created new replica set "qwen-engine-2"', 'ReplicaSet "qwen-engine-2" is progressing.']
+)
+def test_pods_that_fail_for_what_has_been_corrected_do_not_speak_for_the_rollout_that_replaces_them(
+    sentence: str,
+) -> None:
+    """Three pods of an image that is not there, and one by one those of the right one."""
+    bad = [of_template("1", pod(name, containerStatuses=[waiting("ErrImagePull", "x")])) for name in "abc"]
+    said = {"conditions": [{"type": "Progressing", "status": "True", "message": sentence}]}
+    loads = of_template("2", pod("d"))
+    children = deployment(3, updated=1, total=3, **said)
+    rolling = plan_of({"replicas": 3}, children=children, pods=[loads, *bad[1:]])
+    assert condition(rolling)["reason"] == "RollingOut"
+    assert condition(rolling)["message"] == "1 of 3 pods run the newest template; d: the engine is starting"
+    assert condition(rolling, "Progressing")["status"] == "True"
+    # Its own pods do, whatever they share with the old ones.
+    wrong_too = of_template("2", pod("d", containerStatuses=[waiting("ErrImagePull", "y")]))
+    failed = plan_of({"replicas": 3}, children=children, pods=[wrong_too, *bad[1:]])
+    assert condition(failed)["reason"] == "ImagePullFailed"
+    assert condition(failed)["message"].startswith("d: ")
+
+
+def test_a_rollout_that_has_no_pod_yet_is_one_whatever_the_old_pods_suffer_from() -> None:
+    bad = [pod(name, containerStatuses=[waiting("ErrImagePull", "x")]) for name in "ab"]
+    made = plan_of({"replicas": 2}, children=deployment(2, updated=0, total=2), pods=bad)
+    assert condition(made)["reason"] == "RollingOut"
+    assert condition(made)["message"] == "0 of 2 pods run the newest template"
+
+
+def of_template(number: str, made: dict[str, Any]) -> dict[str, Any]:
+    made["metadata"]["labels"] = {"pod-template-hash": number}
+    return made
 
 
 def test_a_rollout_says_how_far_it_is() -> None:

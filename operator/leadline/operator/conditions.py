@@ -9,6 +9,7 @@ Room: operator. Pure.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from leadline.operator.diagnosis import (
     diagnose_refused,
     is_ready,
     last_eviction,
+    template_of,
     worst,
 )
 from leadline.operator.names import PORT, selector_text
@@ -26,6 +28,11 @@ from leadline.operator.observed import Observed, active_pods
 from leadline.protocol.isvc import ConditionType, Reason
 
 __all__ = ["Verdict", "invalid_status", "is_too_early", "judge", "make_status"]
+
+_REPLICA_SET = re.compile(r'(?:new replica set|ReplicaSet) "([^"]+)"')
+"""How the deployment controller names the newest ReplicaSet in the condition Progressing."""
+_OF_ANY_GENERATION = (Reason.APPLY_REFUSED, Reason.SCALED_TO_ZERO)
+"""What is said of the spec alone, not of pods."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,9 +66,10 @@ def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
 
     resource = context.spec.accelerator.resource_name
     progress, troubles = observed.progress, observed.troubles
+    newest = _of_newest_template(pods, deployment)
     findings = [
         finding
-        for pod, uid in ((pod, str(pod["metadata"].get("uid"))) for pod in pods)
+        for pod, uid in ((pod, str(pod["metadata"].get("uid"))) for pod in newest)
         if (finding := diagnose_pod(pod, resource, progress.get(uid), troubles.get(uid, "")))
     ]
     finding = worst([*findings, *_refused(deployment)])
@@ -100,6 +108,21 @@ def _is_seen(deployment: dict[str, Any]) -> bool:
     return bool(seen >= deployment.get("metadata", {}).get("generation", 1))
 
 
+def _of_newest_template(pods: list[dict[str, Any]], deployment: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of `pods` whose trouble is the present spec's. Pods of an older template, which a rollout has yet
+    to replace, may fail for what has been corrected. All of them where the Deployment does not tell."""
+    status = deployment.get("status", {})
+    if status.get("replicas") and not status.get("updatedReplicas") and _is_seen(deployment):
+        return []
+    said = [one for one in status.get("conditions") or [] if one.get("type") == "Progressing"]
+    match = _REPLICA_SET.search(str(said[0].get("message", ""))) if said else None
+    if match is None or not _is_seen(deployment):
+        return pods
+    # A ReplicaSet is called after its Deployment and the hash of its template.
+    newest = match[1].removeprefix(f"{deployment['metadata']['name']}-")
+    return [pod for pod in pods if template_of(pod) in ("", newest)]
+
+
 def _refused(deployment: dict[str, Any]) -> list[Finding]:
     """The ReplicaSet controller could not even create pods: quota, Pod Security, an admission webhook."""
     return [
@@ -126,29 +149,40 @@ def _blocked(finding: Finding | None, status: dict[str, Any], old: int, wanted: 
     return None
 
 
-def is_too_early(observed: Observed, verdict: Verdict) -> bool:
-    """Whether nothing new can be said of a service that was ready: its pods all are, and its Deployment's
+def is_too_early(observed: Observed, verdict: Verdict, wanted: int) -> bool:
+    """Whether nothing new can be said of a service that was ready: its pods are, and its Deployment's
     controller has yet to take note of a change, which it does within a second."""
     conditions = (observed.service.get("status") or {}).get("conditions") or []
     was_ready = any(
         one.get("type") == ConditionType.READY and one.get("status") == "True" for one in conditions
     )
     deployment, pods = observed.deployment, active_pods(observed.pods)
+    ready = sum(map(is_ready, pods))
     return bool(
         was_ready
         and verdict.reason == Reason.CREATING_PODS
         and deployment is not None
         and not _is_seen(deployment)
-        and pods
-        and all(map(is_ready, pods))
+        and ready
+        and ready >= min(wanted, len(pods))
     )
+
+
+def _generation(observed: Observed, verdict: Verdict) -> int:
+    """The generation of the spec that the verdict is about: not the newest while the Deployment's controller
+    has yet to take note of it, for the pods are then those of the one before."""
+    newest = int(observed.service["metadata"].get("generation", 0))
+    deployment = observed.deployment
+    if verdict.reason in _OF_ANY_GENERATION or deployment is None or _is_seen(deployment):
+        return newest
+    return int((observed.service.get("status") or {}).get("observedGeneration") or newest)
 
 
 def make_status(context: ServiceContext, observed: Observed, wanted: int, verdict: Verdict) -> dict[str, Any]:
     """The whole status object."""
     pods = active_pods(observed.pods)
     deployment = (observed.deployment or {}).get("status", {})
-    generation = int(observed.service["metadata"].get("generation", 0))
+    generation = _generation(observed, verdict)
     return {
         "observedGeneration": generation,
         "replicas": len(pods),

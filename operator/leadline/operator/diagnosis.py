@@ -27,6 +27,7 @@ __all__ = [
     "is_ready",
     "lacks_secret",
     "last_eviction",
+    "template_of",
     "waits_for_claims",
     "worst",
 ]
@@ -214,7 +215,7 @@ def diagnose_refused(pods: list[dict[str, Any]], resource_name: str) -> Finding 
         for pod in pods
         if pod.get("status", {}).get("phase") == "Failed"
         and _ADMISSION.fullmatch(str(pod["status"].get("reason", "")))
-        and _template(pod) == _template(pods[-1])
+        and template_of(pod) == template_of(pods[-1])
     ]
     if not refused or _created(pods[-1]) - _created(refused[-1]) > _LATELY:
         return None
@@ -234,7 +235,7 @@ def last_eviction(pods: list[dict[str, Any]]) -> str:
         for pod in pods
         if pod.get("status", {}).get("phase") == "Failed"
         and pod["status"].get("reason") == "Evicted"
-        and _template(pod) == _template(pods[-1])
+        and template_of(pod) == template_of(pods[-1])
     ]
     if not evicted:
         return ""
@@ -247,7 +248,8 @@ def _created(pod: dict[str, Any]) -> datetime:
     return datetime.fromisoformat(pod["metadata"].get("creationTimestamp") or "2000-01-01T00:00:00Z")
 
 
-def _template(pod: dict[str, Any]) -> str:
+def template_of(pod: dict[str, Any]) -> str:
+    """Hash of the template that a ReplicaSet made `pod` from; empty: it was made otherwise."""
     return str((pod["metadata"].get("labels") or {}).get("pod-template-hash", ""))
 
 

@@ -105,7 +105,7 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
         verdict = Verdict(False, Reason.APPLY_REFUSED, observed.refusal, verdict.available, False)
     status = make_status(context, observed, wanted, verdict)
     events = _events(observed, verdict.reason, verdict.message)
-    if is_too_early(observed, verdict):
+    if is_too_early(observed, verdict, wanted):
         # What was said of the generation before stands, as that.
         said = observed.service["status"]
         status |= {name: said[name] for name in ("observedGeneration", "conditions") if name in said}
