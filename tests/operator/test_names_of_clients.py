@@ -8,6 +8,9 @@ import pytest
 from operator_builders import condition, deployment, plan_of, pod
 
 from leadline.operator.clients import names_elsewhere
+from leadline.operator.kinds import SERVICE
+from leadline.operator.main import Operator
+from leadline.operator.settings import OperatorSettings
 
 
 def named(place: str, **spec: Any) -> dict[str, Any]:
@@ -47,3 +50,33 @@ def test_a_ready_service_says_which_of_its_names_lead_elsewhere() -> None:
         "1 of 1 pods serve; but 'gpt' leads to a/y, which has the name too: say 'team/qwen', or give one of "
         "the two another servedName"
     )
+
+
+async def test_who_shares_a_name_that_a_service_gets_or_gives_up_is_looked_at_at_once() -> None:
+    operator, versions = Operator(OperatorSettings()), iter(range(1, 9))
+
+    async def told(place: str) -> set[str]:
+        """The services that are looked at for a change of one."""
+        namespace, _, name = place.partition("/")
+        operator.changed((namespace, name), SERVICE)
+        keys = [await operator.queue.take() for _ in range(len(operator.queue))]
+        for key in keys:
+            operator.queue.done(key)
+        return set(map("/".join, keys))
+
+    async def put(place: str, **spec: Any) -> set[str]:
+        made = named(place, **spec)
+        made["metadata"] |= {"resourceVersion": str(next(versions)), "uid": place}
+        operator.store.put(SERVICE, made)
+        return await told(place)
+
+    assert await put("team/qwen", aliases=["gpt"]) == {"team/qwen"}
+    assert await put("team/other") == {"team/other"}
+    assert await put("a/y", aliases=["gpt"]) == {"a/y", "team/qwen"}
+    assert await put("a/y", aliases=["gpt"], replicas=2) == {"a/y"}
+    assert await put("a/y", aliases=["gpt", "other"]) == {"a/y", "team/other"}
+    assert await put("a/y", aliases=["other"]) == {"a/y", "team/qwen"}
+    gone = operator.store.service(("a", "y"))
+    assert gone is not None
+    operator.store.remove(SERVICE, gone)
+    assert await told("a/y") == {"a/y", "team/other"}

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["client_names", "names_elsewhere"]
+from leadline.operator.store import Key
+
+__all__ = ["Claims", "client_names", "names_elsewhere"]
 
 
 def client_names(service: dict[str, Any]) -> list[str]:
@@ -31,6 +33,26 @@ def names_elsewhere(service: dict[str, Any], others: Iterable[dict[str, Any]]) -
             if name in claimed and place < found.get(name, own):
                 found[name] = place
     return found
+
+
+class Claims:
+    """Who has which name for clients, so that who gains or loses one by a change is told."""
+
+    def __init__(self) -> None:
+        self._names: dict[Key, frozenset[str]] = {}
+
+    def change(self, key: Key, service: dict[str, Any] | None) -> list[Key]:
+        """Other services that share a name which `service` now has, or had (None: it is gone), and not
+        both."""
+        now = frozenset(client_names(service)) if service is not None else frozenset()
+        changed = now ^ self._names.pop(key, frozenset())
+        if now:
+            self._names[key] = now
+        if not changed:
+            return []
+        return [
+            other for other, names in self._names.items() if other != key and not names.isdisjoint(changed)
+        ]
 
 
 def _place(service: dict[str, Any]) -> str:

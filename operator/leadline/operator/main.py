@@ -23,6 +23,7 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from leadline.operator.api import ApiClient, ApiError, NotFound
+from leadline.operator.clients import Claims
 from leadline.operator.kinds import CHILDREN, POD, SERVICE, Kind
 from leadline.operator.leader import LeaderElection
 from leadline.operator.metrics import OperatorMetrics
@@ -70,6 +71,7 @@ class Operator:
         self.metrics = OperatorMetrics()
         self.store = Store()
         self.queue = WorkQueue()
+        self._claims = Claims()
         self._kopf = kopf_settings()
         self._leader: LeaderElection | None = None
         self._reasons: dict[Key, str] = {}
@@ -117,18 +119,22 @@ class Operator:
         """Returns at SIGTERM and SIGINT, which kopf handles."""
         namespaces = self.settings.namespaces
         await kopf.operator(
-            registry=watching_registry(self.store, self._changed),
+            registry=watching_registry(self.store, self.changed),
             settings=self._kopf,
             standalone=True,
             clusterwide=not namespaces,
             namespaces=namespaces,
         )
 
-    def _changed(self, key: Key, kind: Kind) -> None:
-        if kind == SERVICE:
-            self.queue.add(key)
-        else:
+    def changed(self, key: Key, kind: Kind) -> None:
+        """The store has another state of a service, or of a child of it."""
+        if kind != SERVICE:
             self.queue.add_after(key, _SETTLE_SECONDS)
+            return
+        service = self.store.service(key)
+        ours = service if service is not None and self.settings.looks_at(service) else None
+        for one in (key, *self._claims.change(key, ours)):
+            self.queue.add(one)
 
     async def _first_sync(self, api: ApiClient) -> None:
         delay = 0.5
@@ -171,7 +177,7 @@ class Operator:
                     item.setdefault("kind", kind.kind)
                     item.setdefault("apiVersion", kind.api_version)
                 for key in self.store.replace_all(kind, listed, version, namespace):
-                    self.queue.add(key)
+                    self.changed(key, kind)
 
     # -- acting ----------------------------------------------------------------------------------------------
 
