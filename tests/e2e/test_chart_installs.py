@@ -132,17 +132,27 @@ def test_a_release_installs_upgrades_answers_its_test_and_leaves_nothing(cluster
         )
 
 
+def would_install(namespace: Namespace, *values: str) -> str:
+    """What helm says of a second release, which is not made."""
+    words = ("install", "second", str(CHART), "-n", namespace.name, "--dry-run=server")
+    return namespace.cluster.helm(*words, *(word for value in values for word in ("--set", value)))
+
+
+def refusal(namespace: Namespace, release: str = "r") -> str:
+    return f"the release {release} in the namespace {namespace.name} looks after the same services"
+
+
 def second_release_is_refused(namespace: Namespace) -> None:
     """Two operators that act on the same services would undo each other's work, and pods roll for ever."""
-
-    def install(*more: str) -> str:
-        words = ("install", "second", str(CHART), "-n", namespace.name, "--dry-run=server", *more)
-        return namespace.cluster.helm(*words)
-
-    with pytest.raises(AssertionError, match=f"the release r in the namespace {namespace.name} looks after"):
-        install()
-    for way in ("operator.name=blue", "namespaced=true", "operator.enabled=false"):
-        assert "STATUS: pending-install" in install("--set", way)
+    for values in ((), ("namespaced=true",)):
+        with pytest.raises(AssertionError, match=refusal(namespace)):
+            would_install(namespace, *values)
+    for values in (
+        ("operator.name=blue",),
+        ("namespaced=true", "operator.name=blue"),
+        ("operator.enabled=false",),
+    ):
+        assert "STATUS: pending-install" in would_install(namespace, *values)
 
 
 def test_valkey_answers_whom_it_must_and_nobody_else(cluster: Cluster) -> None:
@@ -167,6 +177,10 @@ def test_two_namespaced_releases_do_not_see_each_others_services(cluster: Cluste
     with cluster.namespace("one") as one, cluster.namespace("two") as two:
         mine = values_here(namespaced=True, valkey={"enabled": False})
         with one.release("r", mine), two.release("r", mine):
+            with pytest.raises(AssertionError, match=refusal(one)):
+                would_install(one, "namespaced=true")
+            with pytest.raises(AssertionError, match=r"the release r in the namespace \S+ looks after"):
+                would_install(one)
             for namespace in (one, two):
                 service = {
                     "apiVersion": "serving.leadline.io/v1alpha1",

@@ -224,15 +224,24 @@ spec:
 {{- end -}}
 
 {{/* Two operators that act on the same services undo each other's work, and pods roll for ever. Where charts are rendered
-     without the cluster, nothing is known of others. */}}
+     without the cluster, nothing is known of others. Who may install into one namespace only may not look beyond it, which
+     would be an error: with namespaced=true and crds.install=false, releases that serve all namespaces are not seen. */}}
 {{- define "leadline.onlyOperator" -}}
-{{- if and .Values.operator.enabled .Values.operator.replicas (not .Values.namespaced) (not (contains "--namespace" (join " " .Values.operator.extraArgs))) -}}
-{{- $own := printf "%s-operator" (include "leadline.clusterName" .) -}}
-{{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRoleBinding" "" "").items -}}
+{{- if and .Values.operator.enabled .Values.operator.replicas (not (contains "--namespace" (join " " .Values.operator.extraArgs))) -}}
+{{- $group := "rbac.authorization.k8s.io/v1" -}}
+{{- $bindings := (lookup $group "RoleBinding" (ternary .Release.Namespace "" .Values.namespaced) "").items | default list -}}
+{{- if or .Values.crds.install (not .Values.namespaced) -}}
+{{- $bindings = concat $bindings ((lookup $group "ClusterRoleBinding" "" "").items | default list) -}}
+{{- end -}}
+{{- range $bindings -}}
 {{- $labels := .metadata.labels | default dict -}}
-{{- $operator := and (eq (get $labels "app.kubernetes.io/name") "leadline") (eq (get $labels "app.kubernetes.io/component") "operator") -}}
-{{- if and $operator (ne .metadata.name $own) (eq (get $labels "serving.leadline.io/operator") $.Values.operator.name) -}}
-{{- fail (printf "the release %s in the namespace %s looks after the same services, and two operators undo each other's work: set operator.name here, or namespaced to true" (get $labels "app.kubernetes.io/instance") (first .subjects).namespace) -}}
+{{- $operator := and (eq (get $labels "app.kubernetes.io/name") "leadline") (eq (get $labels "app.kubernetes.io/component") "operator") (hasSuffix "-operator" .metadata.name) -}}
+{{- if and $operator (eq (get $labels "serving.leadline.io/operator") $.Values.operator.name) -}}
+{{- $release := get $labels "app.kubernetes.io/instance" -}}
+{{- $where := (first .subjects).namespace -}}
+{{- if or (ne $release $.Release.Name) (ne $where $.Release.Namespace) -}}
+{{- fail (printf "the release %s in the namespace %s looks after the same services, and two operators undo each other's work: set operator.name here, and that name in the label serving.leadline.io/operator of the services that are to be this one's" $release $where) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
