@@ -29,8 +29,12 @@ def test_the_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPa
     [
         ("WORKERS", "many", "LEADLINE_OPERATOR_WORKERS must be a number, not 'many'"),
         ("RESYNC_SECONDS", "5m", "LEADLINE_OPERATOR_RESYNC_SECONDS must be a number, not '5m'"),
-        ("LEASE_SECONDS", "nan", "workers, lease-seconds and resync-seconds must be at least 1"),
-        ("WORKERS", "0", "workers, lease-seconds and resync-seconds must be at least 1"),
+        ("LEASE_SECONDS", "nan", "lease-seconds must lie between 1 and 86400, not nan"),
+        ("LEASE_SECONDS", "inf", "lease-seconds must lie between 1 and 86400, not inf"),
+        ("AUTOSCALE_SECONDS", "0", "autoscale-seconds must lie between 0.1 and 86400, not 0"),
+        ("WORKERS", "0", "workers must be at least 1, not 0"),
+        ("PORT", "70000", "port must lie between 0 and 65535, not 70000"),
+        ("GATEWAY_URL", "gw:80", "gateway-url must be http://HOST or https://HOST, not 'gw:80'"),
         ("GATEWAY_LABELS", "app", "gateway-labels must be KEY=VALUE,..., not 'app'"),
         ("ACCELERATOR", "tpu", "accelerator must be gpu or cpu, not 'tpu'"),
     ],
@@ -42,3 +46,8 @@ def test_a_value_that_cannot_work_is_named(
     with pytest.raises(LeadlineError) as refused:
         settings()
     assert str(refused.value) == message
+
+
+def test_an_empty_namespace_is_not_all_of_them() -> None:
+    with pytest.raises(LeadlineError, match="leave it out to look in all namespaces"):
+        settings("--namespace=")

@@ -6,12 +6,14 @@ import argparse
 import dataclasses
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from leadline.operator.settings import OperatorSettings
 from leadline.protocol.errors import LeadlineError
 
 __all__ = ["add_options", "settings_of"]
 
+_MOST_SECONDS = 86_400
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -86,8 +88,20 @@ def settings_of(args: argparse.Namespace) -> OperatorSettings:
     settings = OperatorSettings(**given)  # type: ignore[arg-type]
     if settings.accelerator not in ("gpu", "cpu"):
         raise LeadlineError(f"accelerator must be gpu or cpu, not {settings.accelerator!r}")
-    if not (settings.workers >= 1 and settings.lease_seconds >= 1 and settings.resync_seconds >= 1):
-        raise LeadlineError("workers, lease-seconds and resync-seconds must be at least 1")
+    if settings.workers < 1:
+        raise LeadlineError(f"workers must be at least 1, not {settings.workers}")
+    for name, least in (("lease_seconds", 1), ("resync_seconds", 1), ("autoscale_seconds", 0.1)):
+        value = getattr(settings, name)
+        if not least <= value <= _MOST_SECONDS:
+            option = name.replace("_", "-")
+            raise LeadlineError(f"{option} must lie between {least} and {_MOST_SECONDS}, not {value:g}")
+    if not 0 <= settings.port <= 65535:
+        raise LeadlineError(f"port must lie between 0 and 65535, not {settings.port}")
+    if not all(settings.namespaces):
+        raise LeadlineError("namespace must not be empty: leave it out to look in all namespaces")
+    url = settings.gateway_url
+    if url and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
+        raise LeadlineError(f"gateway-url must be http://HOST or https://HOST, not {url!r}")
     return settings
 
 
