@@ -166,6 +166,11 @@ def test_two_releases_share_no_name_but_that_of_the_crd(cluster: Cluster, tmp_pa
         ({"valkey": {"password": "x", "existingSecret": "y"}}, "not both"),
         ({"gateway": {"autoscaling": {"enabled": True, "minReplicas": 11}}}, "must not be greater"),
         ({"gateway": {"ingress": {"enabled": True}}}, "must name a host"),
+        ({"gateway": {"service": {"ipFamilyPolicy": "DualStack"}}}, "ipFamilyPolicy"),
+        ({"gateway": {"config": {"server": {"port": 9000}}}}, "set gateway.service.port"),
+        # As in a values file whose lines below a name are comments.
+        ({"engine": None}, "missing property 'engine'"),
+        ({"gateway": {"image": {"repository": None}}}, "missing property 'repository'"),
     ],
 )
 def test_wrong_values_are_refused_with_a_sentence(
@@ -173,6 +178,35 @@ def test_wrong_values_are_refused_with_a_sentence(
 ) -> None:
     with pytest.raises(AssertionError, match=sentence):
         render(cluster, tmp_path, values)
+
+
+@pytest.mark.cluster
+def test_a_map_that_a_values_file_leaves_empty_is_an_empty_one(cluster: Cluster, tmp_path: Path) -> None:
+    empty = {
+        "commonLabels": None,
+        "commonAnnotations": None,
+        "gateway": {"config": None, "podLabels": None},
+        "dashboards": {"enabled": True, "annotations": None},
+        "prometheusRule": {"enabled": True, "additionalGroups": None},
+    }
+    on = {"dashboards": {"enabled": True}, "prometheusRule": {"enabled": True}}
+    assert named(render(cluster, tmp_path, empty), "Deployment", "r-leadline-gateway") == named(
+        render(cluster, tmp_path, on), "Deployment", "r-leadline-gateway"
+    )
+
+
+@pytest.mark.cluster
+def test_the_gateways_service_takes_the_addresses_that_are_asked_for(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    service = {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6", "IPv4"]}
+    made = named(
+        render(cluster, tmp_path, {"gateway": {"service": service}}), "Service", "r-leadline-gateway"
+    )
+    assert made["spec"].items() >= service.items()
+    assert (
+        "ipFamilyPolicy" not in named(render(cluster, tmp_path, {}), "Service", "r-leadline-gateway")["spec"]
+    )
 
 
 def named(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:

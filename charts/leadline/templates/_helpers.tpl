@@ -22,14 +22,14 @@ app.kubernetes.io/component: {{ .component }}
 {{/* Of pods: nothing that changes with every version of the chart, or an upgrade would replace pods that stay as they are. */}}
 {{- define "leadline.podMetadata" -}}
 labels:
-  {{- $theirs := list .root.Values.commonLabels ((index .root.Values .component).podLabels | default dict) }}
+  {{- $theirs := list (.root.Values.commonLabels | default dict) ((index .root.Values .component).podLabels | default dict) }}
   {{- include "leadline.mergedLabels" (dict "below" (dict) "theirs" $theirs "above" (include "leadline.selector" . | fromYaml)) | nindent 2 }}
 annotations:
   leadline.io/redis: {{ include "leadline.redisChecksum" .root }}
   {{- with .config }}
   leadline.io/config: {{ . }}
   {{- end }}
-  {{- with merge (dict) ((index .root.Values .component).podAnnotations | default dict) .root.Values.commonAnnotations }}
+  {{- with merge (dict) ((index .root.Values .component).podAnnotations | default dict) (.root.Values.commonAnnotations | default dict) }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- end -}}
@@ -39,7 +39,7 @@ annotations:
 {{- $below := dict "app.kubernetes.io/version" .root.Chart.AppVersion -}}
 {{- $above := dict "app.kubernetes.io/managed-by" .root.Release.Service "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version) -}}
 {{- $above = merge $above (include "leadline.selector" . | fromYaml) -}}
-{{- include "leadline.mergedLabels" (dict "below" $below "theirs" (list .root.Values.commonLabels (.labels | default dict)) "above" $above) -}}
+{{- include "leadline.mergedLabels" (dict "below" $below "theirs" (list (.root.Values.commonLabels | default dict) (.labels | default dict)) "above" $above) -}}
 {{- end -}}
 
 {{/* One map, since a key may stand in it once: users' labels go over those that only inform, and under those that
@@ -56,7 +56,7 @@ name: {{ include "leadline.fullname" .root }}-{{ .suffix | default .component }}
 namespace: {{ .root.Release.Namespace }}
 labels:
   {{- include "leadline.labels" . | nindent 2 }}
-{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+{{- with merge (dict) (.annotations | default dict) (.root.Values.commonAnnotations | default dict) }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -214,6 +214,9 @@ spec:
 {{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) -}}
 {{- fail (printf "gateway.autoscaling.minReplicas (%d) must not be greater than maxReplicas (%d)" (int .minReplicas) (int .maxReplicas)) -}}
 {{- end -}}
+{{- end -}}
+{{- if hasKey (dig "server" (dict) (.Values.gateway.config | default dict)) "port" -}}
+{{- fail "gateway.config.server.port is the chart's: set gateway.service.port, at which clients find it" -}}
 {{- end -}}
 {{- if and .Values.gateway.ingress.enabled (not .Values.gateway.ingress.hosts) -}}
 {{- fail "gateway.ingress.hosts must name a host when gateway.ingress.enabled is true" -}}
