@@ -14,6 +14,7 @@ from gpu_engine import compare
 from gpu_models import SHAPES, write_model, write_weights
 from leadline.engine import LLM, SamplingParams
 from leadline.engine.models import ops
+from leadline.engine.models.fp8 import quantize_rows
 from leadline.engine.models.triton_experts import experts
 
 pytestmark = pytest.mark.gpu
@@ -62,6 +63,24 @@ def test_the_kernels_agree_with_float64(name: str, rows: int, dtype: torch.dtype
         out = torch.full_like(x, torch.nan)
         assert experts(x, *weights, top, renormalize, out) is out
         assert torch.equal(out, found)
+
+
+@pytest.mark.parametrize("rows", [1, 40, 700])
+@pytest.mark.parametrize("name", SIZES)
+def test_experts_in_fp8_are_those_of_the_rounded_weights(name: str, rows: int) -> None:
+    router, gate_up, down, top = layer(name, torch.bfloat16, rows)
+    x = tokens(name, rows, torch.bfloat16, rows)
+    values, scales, rounded = [], [], []
+    for matrices in (gate_up, down):
+        value, scale = quantize_rows(matrices.flatten(0, 1))
+        values.append(value.view(matrices.shape))
+        scales.append(scale.view(matrices.shape[:2]))
+        rounded.append((value.double() * scale).view(matrices.shape))
+    wanted = expected(x, router, *rounded, top=top, renormalize=True)
+    found = experts(x, router, *values, top, True, None, tuple(scales))
+    assert float((found.double() - wanted).norm() / wanted.norm()) < 6e-3
+    reference = ops.experts(x, router, *values, top, True, None, tuple(scales))
+    assert float((reference.double() - wanted).norm() / wanted.norm()) < 1.2e-2
 
 
 def test_all_tokens_to_the_same_experts_and_none_to_most() -> None:

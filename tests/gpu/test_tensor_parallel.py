@@ -252,6 +252,22 @@ def test_experts_over_ranks_give_the_tokens_of_one_gpu(tmp_path: Path) -> None:
     assert_equal_but_for_ties(found[1], found[0])
 
 
+@pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
+def test_fp8_over_ranks_is_as_near_to_16_bits_as_on_one_gpu(shape: str, tmp_path: Path) -> None:
+    """Weights and cache; through graphs, eager ones and the layers of few rows."""
+    folder = write_model(tmp_path, SHAPES[shape], "bfloat16")
+    write_weights(folder, SHAPES[shape], "bfloat16")
+    given = prompts(20, 150, 6)
+    params = [SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=8, logprobs=8)] * len(given)
+    plain, fp8 = SETTINGS | {"dtype": "bfloat16"}, {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+    found = []
+    for ranks, more in ((1, {}), (1, fp8), (2, fp8)):
+        with LLM(str(folder), tensor_parallel=ranks, **plain, **more) as llm:
+            found.append(runs(llm, given, params))
+    one, two = (compare(found[0], other)["mean_nats"] for other in found[1:])
+    assert 0 < two < 1.5 * one < 0.5
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_sums_over_ranks_agree_with_float64(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = torch.cuda.device_count() < ranks

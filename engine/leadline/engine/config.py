@@ -134,13 +134,6 @@ class EngineConfig:
             raise ConfigError(f"quantization must be fp8 or left out, not {self.quantization!r}")
         if self.kv_cache_dtype not in ("auto", "fp8"):
             raise ConfigError(f"kv_cache_dtype must be auto or fp8, not {self.kv_cache_dtype!r}")
-        if self.tensor_parallel > 1:
-            for name, value in (
-                ("quantization", self.quantization),
-                ("kv_cache_dtype", self.kv_cache_dtype if self.kv_cache_dtype != "auto" else None),
-            ):
-                if value is not None:
-                    raise ConfigError(f"{name} {value!r} works with tensor_parallel 1 only, for now")
         if self.kv_cache_dtype == "fp8" and self.attention_backend == "flash_attn":
             raise ConfigError(
                 "kv_cache_dtype 'fp8' needs attention_backend 'triton' or 'torch': 'flash_attn' reads none"

@@ -246,8 +246,6 @@ def test_settings_that_do_not_go_together_are_refused_by_name():
 
     refuse("quantization must be fp8", quantization="int3")
     refuse("kv_cache_dtype must be auto or fp8", kv_cache_dtype="fp4")
-    refuse("quantization .* tensor_parallel 1", quantization="fp8", tensor_parallel=2)
-    refuse("kv_cache_dtype .* tensor_parallel 1", kv_cache_dtype="fp8", tensor_parallel=2)
     refuse(
         "kv_cache_dtype .* attention_backend .*flash_attn",
         kv_cache_dtype="fp8",

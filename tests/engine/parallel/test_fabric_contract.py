@@ -122,11 +122,12 @@ def over_ranks(
         return list(threads.map(run, range(SIZE)))
 
 
-@pytest.fixture(params=["qwen3, tied", "qwen2, biases", "llama, 3 KV heads"])
+@pytest.fixture(params=["qwen3, tied", "qwen2, biases", "llama, 3 KV heads", "experts"])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> LocalModel:
     family, shape = {
         "qwen3, tied": ("qwen3", {"tie_word_embeddings": True}),
         "qwen2, biases": ("qwen2", {}),
+        "experts": ("mixtral", {}),
         "llama, 3 KV heads": ("llama", {"num_attention_heads": 6, "num_key_value_heads": 3}),
     }[request.param]
     return tiny_model(tmp_path, family, **shape)

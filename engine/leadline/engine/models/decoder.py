@@ -10,6 +10,7 @@ operation (`add_rms_norm`). Attention itself is the caller's: `attend(layer, q, 
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import torch
@@ -269,10 +270,8 @@ class Decoder:
 
     def quantize(self) -> None:
         """Call after loading and before `finalize`: the layers' linears become FP8; embedding, norms and head
-        stay as they are. Raises ConfigError for widths that FP8 products do not take, and for experts."""
-        if self.config.experts is not None:
-            raise ConfigError("quantization 'fp8' does not reach experts yet: leave it out for this model")
-        for linear in self.layers[0].linears:
+        stay as they are. Raises ConfigError for widths that FP8 products do not take."""
+        for linear in itertools.chain.from_iterable(layer.linears for layer in self.layers):
             if linear.weight.is_cuda and any(size % 16 for size in linear.weight.shape):
                 raise ConfigError(
                     "quantization 'fp8' needs projections whose widths are multiples of 16; one here is "
@@ -281,6 +280,8 @@ class Decoder:
         for layer in self.layers:
             for linear in layer.linears:
                 linear.quantize()
+            if layer.experts is not None:
+                layer.experts.quantize()
 
     def finalize(self) -> None:
         """Call once after loading: put weights into the layout that runs fastest, layer by layer."""

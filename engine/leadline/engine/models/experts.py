@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 
 from leadline.engine.models.experts_config import ExpertsConfig
+from leadline.engine.models.fp8 import quantize_rows, round_rows
 from leadline.engine.models.layers import Place, Slot, Slots
 from leadline.engine.models.ops import Ops
 from leadline.engine.models.parallel import Sum, TensorParallel
@@ -32,12 +33,26 @@ class Experts:
         self.router = place.empty(config.count, hidden_size)
         self.gate_up = make(config.count, 2 * part.count, hidden_size)
         self.down = make(config.count, hidden_size, part.count)
+        self.scales: tuple[torch.Tensor, torch.Tensor] | None = None
+        """float32 [E, 2n] and [E, hidden]: of the rows of gate_up and down, if those are in FP8"""
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden] → this rank's term of the output, where the fabric wants it if there is one."""
         out = None if self.tp.fabric is None else self.tp.fabric.partial(Sum.DOWN, len(x))
         config = self.config
-        return self.run(x, self.router, self.gate_up, self.down, config.per_token, config.renormalize, out)
+        top, renormalize = config.per_token, config.renormalize
+        return self.run(x, self.router, self.gate_up, self.down, top, renormalize, out, self.scales)
+
+    def quantize(self) -> None:
+        """Call after loading: gate_up and down become FP8 (models/fp8.py), activations keep their bits."""
+        if self.gate_up.is_cuda:
+            self.gate_up, wide = _quantized(self.gate_up)
+            self.down, tall = _quantized(self.down)
+            self.scales = wide, tall
+        else:
+            for matrices in (self.gate_up, self.down):
+                for matrix in matrices:
+                    matrix.copy_(round_rows(matrix))
 
     def slots(self, prefix: str) -> Slots:
         """prefix: of the layer."""
@@ -52,3 +67,8 @@ class Experts:
             up = gate_up[part.count : part.count + filled]
             yield f"{name}.{names.up}.weight", Slot(up, wide, 0, part.start)
             yield f"{name}.{names.down}.weight", Slot(down[:, :filled], tall, 1, part.start)
+
+
+def _quantized(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    values, scales = quantize_rows(matrices.flatten(0, 1))
+    return values.view(matrices.shape), scales.view(matrices.shape[:2])

@@ -106,7 +106,7 @@ class FewRows:
             if fabric is None:
                 gemv(attended, layer.o.weight, layer.o.scale, residual=residual)
             else:
-                gemv(attended, layer.o.weight, out=fabric.partial(Sum.O, 1))
+                gemv(attended, layer.o.weight, layer.o.scale, out=fabric.partial(Sum.O, 1))
                 fabric.add(Sum.O, residual)
             act = gemv(
                 residual,
@@ -118,7 +118,7 @@ class FewRows:
             if fabric is None:
                 gemv(act, layer.down.weight, layer.down.scale, residual=residual)
             else:
-                gemv(act, layer.down.weight, out=fabric.partial(Sum.DOWN, 1))
+                gemv(act, layer.down.weight, layer.down.scale, out=fabric.partial(Sum.DOWN, 1))
                 fabric.add(Sum.DOWN, residual)
 
     def _few(
@@ -174,10 +174,11 @@ class FewRows:
         assert fabric is not None
         x = model.ops.rms_norm(residual, model.layers[0].input_norm.weight, eps)
         for layer, next_norm in zip(model.layers, model.following_norms, strict=True):
-            attended = layer.attend(skinny(x, layer.qkv.weight, space), rotation, attend, write)
-            skinny(attended, layer.o.weight, space, out=fabric.partial(Sum.O, rows))
+            qkv = skinny(x, layer.qkv.weight, space, layer.qkv.scale)
+            attended = layer.attend(qkv, rotation, attend, write)
+            skinny(attended, layer.o.weight, space, layer.o.scale, out=fabric.partial(Sum.O, rows))
             x = fabric.add_rms_norm(Sum.O, residual, layer.post_norm.weight, eps)
-            act = skinny(x, layer.gate_up.weight, space, gated=True)
-            skinny(act, layer.down.weight, space, out=fabric.partial(Sum.DOWN, rows))
+            act = skinny(x, layer.gate_up.weight, space, layer.gate_up.scale, gated=True)
+            skinny(act, layer.down.weight, space, layer.down.scale, out=fabric.partial(Sum.DOWN, rows))
             x = fabric.add_rms_norm(Sum.DOWN, residual, next_norm.weight, eps)
         return x

@@ -101,12 +101,14 @@ def experts(
     top: int,
     renormalize: bool,
     out: torch.Tensor | None = None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """A mixture of experts: each token goes through the `top` ones of highest softmax, whose outputs are
     weighted by it (renormalize: over the chosen ones) and added up.
 
     x [T, hidden]; router [E, hidden]; gate_up [E, 2n, hidden], a row of it being | gate | up |; down [E,
-    hidden, n]. Returns [T, hidden], `out` if it is given.
+    hidden, n]; scales float32 [E, 2n] and [E, hidden] of their rows, if they are in FP8. Returns [T, hidden],
+    `out` if it is given.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     odds = F.linear(x, router).to(wide).softmax(dim=-1)
@@ -116,7 +118,13 @@ def experts(
     total = torch.zeros(x.shape, dtype=wide, device=x.device)
     for expert in chosen.unique().tolist():
         rows, choice = (chosen == expert).nonzero(as_tuple=True)
-        made = F.linear(silu_and_mul(F.linear(x[rows], gate_up[expert])), down[expert])
+        first, second = gate_up[expert], down[expert]
+        if scales is not None:
+            first, second = (
+                (matrix.to(wide) * scale[expert, :, None]).to(x.dtype)
+                for matrix, scale in zip((first, second), scales, strict=True)
+            )
+        made = F.linear(silu_and_mul(F.linear(x[rows], first)), second)
         total.index_add_(0, rows, made * weights[rows, choice, None])
     return total.to(x.dtype) if out is None else out.copy_(total)
 

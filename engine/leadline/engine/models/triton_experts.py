@@ -73,12 +73,12 @@ def _place_kernel(
 
 @triton.jit
 def _product_kernel(
-    x, matrices, weights, out, order, counts, starts, tile_ends, IN: tl.constexpr, OUT: tl.constexpr,
-    EXPERTS: tl.constexpr, TILE: tl.constexpr, TOP: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    x, matrices, scales, weights, out, order, counts, starts, tile_ends, IN: tl.constexpr, OUT: tl.constexpr,
+    EXPERTS: tl.constexpr, TILE: tl.constexpr, TOP: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out [pairs, OUT]. GATED: x [T, IN], matrices [EXPERTS, 2 OUT, IN]; else x [pairs, IN], matrices
-    [EXPERTS, OUT, IN], times weights [pairs]."""
+    [EXPERTS, OUT, IN], times weights [pairs]. SCALED: matrices in FP8, scales float32, one a row of them."""
     columns: tl.constexpr = (OUT + COLUMNS - 1) // COLUMNS
     tile = tl.program_id(0) // columns
     column = tl.program_id(0) % columns * COLUMNS + tl.arange(0, COLUMNS)
@@ -102,11 +102,16 @@ def _product_kernel(
             rest = IN - begin
             a = tl.load(here + begin, mask=live[:, None] & (depth[None, :] < rest), other=0.0)
             mask = inside & (depth[:, None] < rest)
-            b = tl.load(matrix + begin, mask=mask, other=0.0)
+            b = tl.load(matrix + begin, mask=mask, other=0.0).to(a.dtype)
             total = tl.dot(a, b, total, input_precision=PRECISION)
             if GATED:
-                b = tl.load(matrix + begin + OUT * IN, mask=mask, other=0.0)
+                b = tl.load(matrix + begin + OUT * IN, mask=mask, other=0.0).to(a.dtype)
                 up = tl.dot(a, b, up, input_precision=PRECISION)
+        if SCALED:
+            scale = scales + expert * height + column
+            total *= tl.load(scale, mask=column < OUT, other=0.0)[None, :]
+            if GATED:
+                up *= tl.load(scale + OUT, mask=column < OUT, other=0.0)[None, :]
         if GATED:
             total = total / (1.0 + tl.exp(-total)) * up
         else:
@@ -123,6 +128,7 @@ def experts(
     top: int,
     renormalize: bool,
     out: torch.Tensor | None = None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """`models.ops.experts`."""
     tokens, hidden = x.shape
@@ -168,11 +174,18 @@ def experts(
     )
     most = triton.cdiv(pairs, rows) + min(count, pairs)
 
-    def product(source: torch.Tensor, matrices: torch.Tensor, width: int, gated: bool) -> torch.Tensor:
+    def product(
+        source: torch.Tensor,
+        matrices: torch.Tensor,
+        scale: torch.Tensor | None,
+        width: int,
+        gated: bool,
+    ) -> torch.Tensor:
         made = x.new_empty((pairs, width))
         _product_kernel[(most * triton.cdiv(width, columns),)](
             source,
             matrices,
+            weights if scale is None else scale,
             weights,
             made,
             order,
@@ -185,6 +198,7 @@ def experts(
             TILE=tile,
             TOP=top,
             GATED=gated,
+            SCALED=scale is not None,
             ROWS=rows,
             COLUMNS=columns,
             DEPTH=depth,
@@ -194,8 +208,9 @@ def experts(
         )
         return made
 
-    inside = product(x.contiguous(), gate_up, inner, True)
-    terms = product(inside, down, hidden, False).view(tokens, top, hidden)
+    wide, tall = scales or (None, None)
+    inside = product(x.contiguous(), gate_up, wide, inner, True)
+    terms = product(inside, down, tall, hidden, False).view(tokens, top, hidden)
     return torch.sum(terms, dim=1) if out is None else torch.sum(terms, dim=1, out=out)
 
 
