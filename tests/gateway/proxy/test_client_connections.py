@@ -72,6 +72,12 @@ async def wire(rig: Rig) -> AsyncIterator[Wire]:
         writer.close()
 
 
+async def connections(rig: Rig) -> set[Any]:
+    """The gateway's ends of its clients' connections."""
+    await until(lambda: rig.server.server_state.connections)
+    return rig.server.server_state.connections
+
+
 def error_of(body: bytes) -> dict[str, Any]:
     error: dict[str, Any] = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -207,6 +213,21 @@ async def test_a_slow_request_behind_a_running_one_does_not_disturb_it() -> None
         await asyncio.sleep(0.3)  # three times the deadline of the second
         assert pod.dropped == 0
         assert rig.gateway.in_flight == 1
+
+
+async def test_a_body_behind_a_head_that_came_in_two_pieces_does_not_count_as_headers() -> None:
+    """Go's clients cut heads of more than 4 KiB so, as other things on the way may."""
+    long = json.dumps({**CHAT, "messages": [{"role": "user", "content": "x" * 50_000}]}).encode()
+    sent = request(long, "X-Trace: " + "y" * 5_000)
+    async with pods(ok) as (pod,), gateway_to(pod.address, max_header_bytes=8192) as rig, wire(rig) as client:
+        (connection,) = await connections(rig)
+        client.send(sent[:4096])
+        await until(lambda: connection._open)
+        client.send(sent[4096:] + sent[:4096])  # and the next one's is cut within this piece
+        assert (await client.answer())[0] == 200
+        await until(lambda: connection._open)
+        client.send(sent[4096:])
+        assert (await client.answer())[0] == 200
 
 
 @pytest.mark.parametrize("more", [b"y" * 1000, b"X: y\r\n" * 100])

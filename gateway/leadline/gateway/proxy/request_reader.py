@@ -34,6 +34,7 @@ class RequestReader(ClientSocket, ABC):
     __slots__ = (
         "_deaf",
         "_ending",
+        "_head_read",
         "_header_bytes",
         "_headers",
         "_incoming",
@@ -54,6 +55,9 @@ class RequestReader(ClientSocket, ABC):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._header_bytes = 0
+        """Names and values of the present request."""
+        self._head_read = 0
+        """Bytes of a head that goes on: a line that does not end reaches no callback."""
         self._open = False
         """Of a request some bytes have come, and some are missing."""
         self._incoming: Exchange | None = None
@@ -96,8 +100,7 @@ class RequestReader(ClientSocket, ABC):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        if self._open and self._incoming is None:
-            self._header_bytes += len(data)  # a line that does not end reaches no callback
+        head = self._headers if self._open and self._incoming is None else None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -106,7 +109,9 @@ class RequestReader(ClientSocket, ABC):
             self._refuse(error)
             return
         if self._open:
-            if self._header_bytes > self._settings.max_header_bytes:
+            if self._incoming is None and self._headers is head:  # all of it belongs to one head
+                self._head_read += len(data)
+            if self._head_read > self._settings.max_header_bytes:
                 self._refuse(ValueError("headers are too long"))
             else:
                 self._unfinished()
@@ -117,7 +122,7 @@ class RequestReader(ClientSocket, ABC):
         self._open = True
         self._url = b""
         self._headers = []
-        self._header_bytes = 0
+        self._header_bytes = self._head_read = 0
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -179,7 +184,7 @@ class RequestReader(ClientSocket, ABC):
 
     def _refuse(self, error: Exception) -> None:
         """What came is not HTTP, or too much of it."""
-        if self._header_bytes > self._settings.max_header_bytes:
+        if max(self._header_bytes, self._head_read) > self._settings.max_header_bytes:
             fault: RequestError = _HeadTooLong(
                 f"the headers are longer than the limit of {self._settings.max_header_bytes} bytes",
                 code="headers_too_large",
