@@ -52,10 +52,17 @@ async def half(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter
     writer.transport.abort()
 
 
+async def switch(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+    """Answers a wish that nobody had."""
+    writer.write(b"HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n\x81\x05hello")
+
+
 FAULTS: list[tuple[Script, str]] = [
     (reset, "lost"),
     (garbage, "lost"),
     (half, "lost"),
+    (switch, "lost"),
+    (status(999), "lost"),
     (status(429, "Retry-After: 7"), "status_429"),
     (status(503, "Retry-After: 7"), "status_503"),
     (status(502), "status_502"),
@@ -67,7 +74,9 @@ FAULTS: list[tuple[Script, str]] = [
     ("fault", "reason"), FAULTS, ids=lambda value: getattr(value, "__name__", str(value))
 )
 @pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
-async def test_another_pod_is_tried_before_the_first_byte(fault: Script, reason: str, body: object) -> None:
+async def test_another_pod_is_tried_before_the_first_byte(
+    fault: Script, reason: str, body: object, caplog: pytest.LogCaptureFixture
+) -> None:
     async with (
         pods(fault, ok) as (bad, good),
         gateway_to(bad.address, good.address, service={"policy": "least-load"}) as rig,
@@ -81,6 +90,7 @@ async def test_another_pod_is_tried_before_the_first_byte(fault: Script, reason:
         assert len(good.completions) == asked
         assert await rig.metric("retries_total", reason=reason) >= 1
         await rig.settled()
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_a_pod_that_cannot_be_reached_is_passed_over() -> None:

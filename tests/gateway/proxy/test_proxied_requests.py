@@ -173,6 +173,21 @@ async def test_interim_answers_are_not_the_answer() -> None:
         assert "link" not in got.headers
 
 
+@pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
+async def test_a_second_answer_is_no_part_of_the_first(body: object) -> None:
+    content = sse("[DONE]") if body is STREAM else completion()
+    first = STREAM_HEAD + chunked(content) + b"0\r\n\r\n" if body is STREAM else answer(content)
+
+    async def twice(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(first + answer(b"another's", status=500))
+
+    async with pods(twice) as (pod,), gateway_to(pod.address) as rig:
+        for number in (1, 2):
+            got = await rig.post(body)
+            assert (got.status_code, got.content) == (200, content)
+            assert pod.connections == number  # of which nobody knows what else is on its way
+
+
 async def test_connections_to_pods_are_used_again() -> None:
     async with pods(ok) as (pod,), gateway_to(pod.address) as rig:
         for _ in range(5):

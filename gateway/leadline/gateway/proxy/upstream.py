@@ -206,7 +206,7 @@ class Connection(asyncio.Protocol):
         self.answering = True
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(f"the pod's answer is not HTTP: {error}")
             return
         if self._buffered > _HIGH_WATER and not self._paused and self._transport is not None:
@@ -236,6 +236,10 @@ class Connection(asyncio.Protocol):
 
     # httptools
 
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise ValueError("a second answer")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > _MAX_HEADERS:
@@ -246,6 +250,8 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if not 100 <= status < 600:
+            raise ValueError(f"no status: {status}")
         if status < 200:  # 100 Continue, 103 Early Hints: the answer is yet to come
             self._ignore = True
             return
