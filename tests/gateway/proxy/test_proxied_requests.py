@@ -345,6 +345,19 @@ async def test_predicted_and_actual_cached_tokens_are_counted_where_the_chain_is
         assert await rig.metric("prompt_tokens_total") == 900
 
 
+async def test_a_usage_that_cannot_be_is_not_counted() -> None:
+    """Counters take no negative amounts: metrics stood still from then on."""
+
+    async def script(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(completion(prompt_tokens=-900)))
+
+    async with pods(script) as (pod,), gateway_to(pod.address) as rig:
+        assert (await rig.post()).content == completion(prompt_tokens=-900)
+        await until(lambda: rig.gateway.in_flight == 0)
+        assert await rig.metric("requests_total", code="200") == 1
+        assert await rig.metric("prompt_tokens_total") == 0
+
+
 async def test_the_queue_timeout_of_a_body_bounds_the_wait_in_the_gateway() -> None:
     async with pods(busy) as (pod,), gateway_to(pod.address, service={"pod_concurrency": 1}) as rig:
         running = asyncio.ensure_future(rig.post())

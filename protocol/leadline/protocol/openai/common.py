@@ -37,6 +37,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 NonEmptyStr = Annotated[str, Meta(min_length=1)]
 PositiveInt = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopList = Annotated[list[NonEmptyStr], Meta(max_length=64)]
 
@@ -176,13 +177,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):
-    cached_tokens: int = 0
+    cached_tokens: Count = 0
     """Prompt tokens whose KV came from the prefix cache."""
 
 
 class Usage(msgspec.Struct, kw_only=True):
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: Count
+    completion_tokens: Count
     """Of all choices together."""
-    total_tokens: int
+    total_tokens: Count
     prompt_tokens_details: PromptTokensDetails | None = None
