@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from gateway_rig import (
@@ -221,6 +222,22 @@ async def test_nothing_is_tried_again_once_a_byte_went_out() -> None:
         assert '"code":"upstream_lost"' in events[1]
         assert "[DONE]" not in got.text
         await rig.settled()
+
+
+async def test_a_long_answer_whose_pod_is_lost_is_broken_off(caplog: pytest.LogCaptureFixture) -> None:
+    async def huge(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.method == "GET":
+            return await ok(pod, request, writer)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99000000\r\n\r\n" + bytes(17 << 20))
+        await writer.drain()
+        writer.transport.abort()
+
+    async with pods(huge) as (pod,), gateway_to(pod.address) as rig:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await rig.post()
+        await rig.settled()
+        assert await rig.metric("requests_total", code="502") == 1
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_a_stream_that_ends_within_an_event_tells_the_openai_client_so() -> None:

@@ -6,7 +6,19 @@ import asyncio
 
 import openai
 import pytest
-from gateway_rig import CHAT, STREAM, Received, ScriptedPod, answer, completion, gateway_to, ok, pods
+from gateway_rig import (
+    CHAT,
+    STREAM,
+    STREAM_HEAD,
+    Received,
+    ScriptedPod,
+    answer,
+    chunked,
+    completion,
+    gateway_to,
+    ok,
+    pods,
+)
 
 
 async def test_a_clients_id_goes_to_the_pod_and_comes_back() -> None:
@@ -45,6 +57,19 @@ async def test_errors_and_streams_have_one_too() -> None:
         stream = await rig.post(STREAM)
         assert stream.status_code == 200
         assert stream.headers["x-request-id"] == pod.completions[0].one("x-request-id")
+
+
+async def test_a_stream_that_no_pod_begins_has_one() -> None:
+    async def half_an_event(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunked(b"data: ") + b"0\r\n\r\n")
+
+    async with (
+        pods(half_an_event) as (pod,),
+        gateway_to(pod.address, migration="on", max_migrations=0) as rig,
+    ):
+        got = await rig.post(STREAM)
+        assert got.status_code == 502
+        assert got.headers["x-request-id"] == pod.completions[0].one("x-request-id")
 
 
 async def test_openais_client_tells_it() -> None:

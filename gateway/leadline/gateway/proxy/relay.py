@@ -74,8 +74,15 @@ async def _whole(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: E
     assert connection is not None
     client.start(attempt.status, _decorated(call, response_headers(attempt.headers, keep_length=True)))
     await client.write(attempt.body, more=True)
-    while data := await _next_piece(dispatcher, connection, attempt.pod):
-        await client.write(data, more=True)
+    try:
+        while data := await _next_piece(dispatcher, connection, attempt.pod):
+            await client.write(data, more=True)
+    except UpstreamError as error:
+        attempt.failed()
+        call.status = 502
+        logger.error("the pod was lost in mid-answer: %s (%s)", error, call.service.name)
+        client.drop()
+        return
     await client.write(b"", more=False)
 
 
@@ -223,7 +230,7 @@ async def _break_off(call: Call, client: Exchange, message: str) -> None:
     call.status = 502
     error = encode_error("the pod was lost in mid-stream", type="server_error", code="upstream_lost")
     if not client.started:
-        client.answer(502, [(b"content-type", b"application/json")], error)
+        client.answer(502, [(b"content-type", b"application/json"), *call.extra_headers], error)
         return
     await client.write(event(error), more=False)
 
