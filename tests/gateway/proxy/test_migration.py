@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from engines import Engine
-from gateway_rig import Received, Rig, Script, ScriptedPod, chunked, gateway_to, pods
+from gateway_rig import STREAM_HEAD, Received, Rig, Script, ScriptedPod, chunked, gateway_to, pods, sse
 
 PROMPT = "The first ten prime numbers are"
 CHAT: dict[str, Any] = {
@@ -271,3 +271,22 @@ def _hurried(rig: Rig) -> Any:
     from dataclasses import replace
 
     return replace(rig.gateway.settings, migration_wait=0.2)
+
+
+async def test_what_comes_together_with_the_word_that_the_engine_is_gone_is_not_left_out() -> None:
+    """A pod whose engine dies says so right behind the last tokens, often in the same piece."""
+
+    def tokens(begin: int, end: int) -> bytes:
+        chunks = [{"index": 0, "text": f"{n} ", "token_ids": [n]} for n in range(begin, end)]
+        return b"".join(chunked(sse({"id": "c", "created": 1, "choices": [chunk]})) for chunk in chunks)
+
+    async def dies_at_3(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        begin = len(request.json.get("resume_token_ids", ()))
+        gone = sse({"error": {"message": "the engine is gone", "code": "engine_dead"}})
+        last = chunked(sse("[DONE]")) if begin else chunked(gone)
+        writer.write(STREAM_HEAD + tokens(begin, 5 if begin else 3) + last + b"0\r\n\r\n")
+
+    async with pods(dies_at_3, dies_at_3) as (a, b), gateway_to(a.address, b.address, migration="on") as rig:
+        events = events_of((await rig.post(TEXT, path="/v1/completions")).text)
+    assert events[-1] == "[DONE]"
+    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "0 1 2 3 4 "

@@ -24,14 +24,10 @@ from leadline.gateway.proxy.body import Incoming
 from leadline.gateway.proxy.events import DONE, EventSplitter, data_of, event
 from leadline.protocol.openai.common import Usage
 
-__all__ = ["MovableStream", "PodFailed"]
+__all__ = ["MovableStream"]
 
 _IDS = re.compile(rb',"token_ids":\[[0-9,]*\]')
 """In compact JSON this cannot stand inside a string, where quotes are escaped."""
-
-
-class PodFailed(Exception):
-    """The pod says in mid-stream that its engine is gone."""
 
 
 class _Delta(msgspec.Struct):
@@ -90,6 +86,7 @@ class MovableStream:
         "attempts",
         "done",
         "finished",
+        "lost",
         "usage",
     )
 
@@ -122,6 +119,8 @@ class MovableStream:
         """The finish reason has gone out."""
         self.done = False
         """[DONE] has gone out."""
+        self.lost: str | None = None
+        """What the pod says of its engine, which is gone; nothing more comes from it."""
         self.usage: Usage | None = None
 
     @property
@@ -143,6 +142,7 @@ class MovableStream:
     def resume(self, max_tokens: int | None) -> dict[str, object]:
         """Fields of the body for the next pod; the stream expects its answer from now on."""
         self.attempts += 1
+        self.lost = None
         self._splitter = EventSplitter()
         self._pending = []
         sent, self._skip = self._sent_ids, 0
@@ -157,8 +157,13 @@ class MovableStream:
         return fields
 
     def push(self, data: bytes) -> bytes:
-        """Raises PodFailed. What it gives may be empty."""
-        return b"".join([self._event(raw) for raw in self._splitter.push(data)])
+        """What it gives may be empty, and must go out: it counts as sent even if the pod is `lost` now."""
+        out = []
+        for raw in self._splitter.push(data):
+            out.append(self._event(raw))
+            if self.lost is not None:
+                break
+        return b"".join(out)
 
     def _event(self, raw: bytes) -> bytes:
         data = data_of(raw)
@@ -174,7 +179,8 @@ class MovableStream:
             return raw
         if chunk.error is not None:
             if chunk.error.code == "engine_dead":
-                raise PodFailed(chunk.error.message)
+                self.lost = chunk.error.message
+                return b""
             self.finished = self.done = True
             return raw
         if not self._id:

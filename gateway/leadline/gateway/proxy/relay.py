@@ -20,7 +20,7 @@ from leadline.gateway.proxy.call import Call
 from leadline.gateway.proxy.events import EventSplitter, event
 from leadline.gateway.proxy.exchange import Exchange
 from leadline.gateway.proxy.headers import header, response_headers
-from leadline.gateway.proxy.migration import MovableStream, PodFailed
+from leadline.gateway.proxy.migration import MovableStream
 from leadline.gateway.proxy.upstream import Connection, UpstreamError, UpstreamLost
 from leadline.protocol.errors import encode_error
 from leadline.protocol.openai.common import Usage
@@ -133,6 +133,8 @@ async def _movable(dispatcher: Dispatcher, call: Call, attempt: Attempt, client:
                         _start_stream(call, attempt, client)
                     call.piece()
                     await client.write(out, more=True)
+                if stream.lost is not None:
+                    raise UpstreamLost(stream.lost)
                 connection = attempt.connection
                 assert connection is not None
                 data = await _next_piece(dispatcher, connection, attempt.pod)
@@ -144,7 +146,7 @@ async def _movable(dispatcher: Dispatcher, call: Call, attempt: Attempt, client:
             attempt.close()
             await client.write(b"", more=False)
             return attempt
-        except (UpstreamError, PodFailed) as error:
+        except UpstreamError as error:
             attempt.failed()
             attempt.close()
             problem = error
