@@ -265,6 +265,18 @@ async def test_a_stream_that_ends_within_an_event_tells_the_openai_client_so() -
         await rig.settled()
 
 
+async def test_a_pod_that_is_lost_behind_the_end_of_its_stream_is_no_error() -> None:
+    async def ends(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunked(sse({"choices": []})) + chunked(sse("[DONE]")))
+        await writer.drain()
+        writer.close()
+
+    async with pods(ends) as (pod,), gateway_to(pod.address) as rig:
+        assert (await rig.post(STREAM)).content == sse({"choices": []}) + sse("[DONE]")
+        await rig.settled()
+        assert await rig.metric("requests_total", code="200") == 1
+
+
 async def test_a_pod_that_hangs_is_left_for_another() -> None:
     async with (
         pods(hang, ok) as (bad, good),

@@ -17,7 +17,7 @@ from leadline.gateway.pods import Pod
 from leadline.gateway.proxy.attempt import Attempt
 from leadline.gateway.proxy.attempts import BadGateway, Dispatcher, GatewayTimeout
 from leadline.gateway.proxy.call import Call
-from leadline.gateway.proxy.events import EventSplitter, event
+from leadline.gateway.proxy.events import DONE, EventSplitter, event
 from leadline.gateway.proxy.exchange import Exchange
 from leadline.gateway.proxy.headers import header, response_headers
 from leadline.gateway.proxy.migration import MovableStream
@@ -106,9 +106,10 @@ async def _stream(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: 
                 tail = (tail + data)[-_TAIL:]
             data = await _next_piece(dispatcher, connection, attempt.pod)
     except UpstreamError as error:
-        attempt.failed()
-        await _break_off(call, client, f"the pod was lost in mid-stream: {error}")
-        return
+        if not tail.endswith(event(DONE)):
+            attempt.failed()
+            await _break_off(call, client, f"the pod was lost in mid-stream: {error}")
+            return
     found = _USAGE.findall(tail)
     if found:
         try:
