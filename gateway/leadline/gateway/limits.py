@@ -71,7 +71,7 @@ class RateLimits:
         if limits is None:
             return {}
         max_requests, max_tokens = limits
-        now, name = time.time(), principal.name
+        now, name = time.monotonic(), principal.name
         answer = None
         if self._shared is not None:
             answer = await self._shared.take(name, tokens, max_requests, max_tokens)
@@ -103,7 +103,7 @@ class RateLimits:
         limits = self._limits(principal)
         if limits is None or not limits[1] or not difference:
             return
-        self._local.add(principal.name, time.time(), 0, difference)
+        self._local.add(principal.name, time.monotonic(), 0, difference)
         if self._shared is not None:
             self._shared.settle(principal.name, difference)
 

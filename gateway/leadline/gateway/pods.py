@@ -114,6 +114,8 @@ class Pod:
     _unseen_blocks: int = 0
     _gone_requests: int = 0
     _gone_blocks: int = 0
+    _older: float = float("inf")
+    """Time of the last report that was ignored as older than the one held."""
 
     def lease(self, *, prefill_tokens: int, blocks: int, now: float) -> Lease:
         """Count a request attempt until the lease is closed.
@@ -124,10 +126,14 @@ class Pod:
         return Lease(self, prefill_tokens, blocks, now)
 
     def heartbeat(self, report: LoadReport, now: float) -> None:
-        """A report was received. One older than the report held, of the same epoch, is ignored."""
+        """A report was received. One older than the report held, of the same epoch, is ignored (Redis came
+        back with old data), unless it follows on another such: then the pod's clock was set back."""
         held = self.report
-        if held is not None and held.epoch == report.epoch and report.time < held.time:
+        older = held is not None and held.epoch == report.epoch and report.time < held.time
+        if older and report.time <= self._older:
+            self._older = report.time
             return
+        self._older = float("inf")
         self.restarted(report.epoch)
         self.report, self.reported_at = report, now
         self.model, self.served_names = report.model, tuple(report.served_names)

@@ -169,6 +169,13 @@ def test_an_older_report_of_the_same_epoch_is_ignored() -> None:
     assert pod.requests(6) == 1
 
 
+def test_a_pod_whose_clock_was_set_back_is_heard() -> None:
+    pod = reported("a", now=5_000, running=1)
+    for second in (1, 2, 3):
+        pod.heartbeat(report("a", time=1_000 + second, running=5 + second), 5_000 + second)
+    assert pod.requests(5_003) == 8
+
+
 class _Open:
     def allows(self, now: float) -> bool:
         return False

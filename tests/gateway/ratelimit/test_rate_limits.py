@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -117,6 +118,15 @@ async def test_limits_of_the_configuration_hold_for_keys_without_their_own() -> 
 async def test_without_redis_each_gateway_allows_its_part() -> None:
     async with limits(config=RateLimitConfig(replicas=2), workers=2) as door:
         assert await taken(door, ALICE) == 3  # a quarter of 10, rounded up
+
+
+async def test_without_redis_a_clock_that_is_set_back_holds_nobody_up(monkeypatch) -> None:
+    clock = SimpleNamespace(time=lambda: 1e9, monotonic=lambda: 5_000.0)
+    monkeypatch.setattr("leadline.gateway.limits.time", clock)
+    async with limits() as door:
+        assert await taken(door, ALICE) == 10
+        clock.time, clock.monotonic = (lambda: 1e9 - 3_600), (lambda: 5_121.0)
+        assert await taken(door, ALICE) == 10
 
 
 async def test_redis_that_is_away_at_the_start_is_used_once_it_comes(valkey: EmbeddedValkey) -> None:
