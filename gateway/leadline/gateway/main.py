@@ -25,7 +25,7 @@ from multiprocessing.process import BaseProcess
 
 from leadline.gateway.config import GatewayConfig
 from leadline.gateway.errors import ConfigError
-from leadline.protocol.listening import bound_socket
+from leadline.protocol.listening import bound_socket, use_many_descriptors
 
 __all__ = ["serve"]
 
@@ -37,6 +37,7 @@ _BACKLOG = 4096
 def serve(config: GatewayConfig, *, log_level: str = "info") -> int:
     """Run until SIGTERM or SIGINT; the exit code. Raises ConfigError."""
     _set_up_logging(log_level)
+    use_many_descriptors()
     if config.discovery.kind == "kubernetes":
         from leadline.gateway.discovery.kube_api import find_access
 

@@ -3,9 +3,12 @@ clusters need it."""
 
 from __future__ import annotations
 
+import resource
 import socket
 
-__all__ = ["bound_socket", "plain_address"]
+__all__ = ["bound_socket", "plain_address", "use_many_descriptors"]
+
+_DESCRIPTORS = 1 << 16
 
 
 def bound_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -34,3 +37,12 @@ def plain_address(address: str) -> str:
     """A peer's address as it is written elsewhere: an IPv4 peer of a socket for both families is
     ::ffff:10.0.0.7 there."""
     return address.removeprefix("::ffff:") if "." in address else address
+
+
+def use_many_descriptors() -> None:
+    """Raise this process's limit of open files, and that of the processes it starts, as far as it may. The
+    usual 1,024 is there for programs that use select(); a server needs one or two for each connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import json
 import re
+import resource
 import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import httpx
@@ -60,12 +61,18 @@ class Process:
 
 
 @contextlib.asynccontextmanager
-async def gateway_process(folder: Path, address: str, *options: str) -> AsyncIterator[Process]:
+async def gateway_process(
+    folder: Path, address: str, *options: str, before: Callable[[], None] | None = None
+) -> AsyncIterator[Process]:
+    """`before`: runs in the process before it begins."""
     one = Process(folder)
     command = ["-m", "leadline.cli.main", "gateway", "--host=127.0.0.1", "--port=0", "--served-name=m"]
     with (folder / "out").open("wb") as out, (folder / "log").open("wb") as log:
         one.process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, f"--pod={address}", *options, stdout=out, stderr=log
+            *(sys.executable, *command, f"--pod={address}", *options),
+            stdout=out,
+            stderr=log,
+            preexec_fn=before,
         )
     try:
         await until(lambda: re.search(r" at http://\S+\n", one.out) or one.process.returncode is not None, 60)
@@ -139,6 +146,26 @@ async def test_workers_share_the_port_and_their_counters(tmp_path: Path) -> None
         gateway.process.terminate()
         assert await asyncio.wait_for(gateway.process.wait(), 20) == 0
         await until(lambda: not any(worker.is_running() for worker in workers))
+
+
+async def test_a_low_limit_of_open_files_is_raised(tmp_path: Path) -> None:
+    """1,024 is usual, and a request takes two: from 500 at once on, all failed."""
+
+    def lower() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+    async def together(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.method == "POST":
+            await until(lambda: len(pod.completions) == 60, 30)
+        await ok(pod, request, writer)
+
+    async with (
+        pods(together) as (pod,),
+        gateway_process(tmp_path, pod.address, before=lower) as gateway,
+        httpx.AsyncClient(timeout=60) as client,
+    ):
+        asked = [client.post(f"{gateway.url}/v1/chat/completions", json=CHAT) for _ in range(60)]
+        assert {got.status_code for got in await asyncio.gather(*asked)} == {200}
 
 
 async def test_a_gateway_of_every_address_names_an_ipv4_client_as_ever(tmp_path: Path) -> None:

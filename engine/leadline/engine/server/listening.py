@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from leadline.engine.errors import ConfigError
 from leadline.engine.server.connection import Connection
 from leadline.engine.server.settings import ServerSettings
-from leadline.protocol.listening import bound_socket
+from leadline.protocol.listening import bound_socket, use_many_descriptors
 
 __all__ = ["LAST_WORDS_SECONDS", "address_of", "http_server", "listen", "listen_first", "settle_garbage"]
 
@@ -51,6 +51,7 @@ def http_server(app: FastAPI, settings: ServerSettings) -> uvicorn.Server:
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """Bind before anything slow happens: a port in use is reported at once, as a ConfigError."""
+    use_many_descriptors()
     try:
         listener = bound_socket(host, port, shared=shared)
         listener.listen(_BACKLOG)
