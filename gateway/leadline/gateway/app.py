@@ -19,7 +19,8 @@ from starlette.responses import Response
 
 from leadline.gateway.admission.admission import Admission
 from leadline.gateway.background import Background
-from leadline.gateway.config import GatewayConfig, build_table
+from leadline.gateway.config import GatewayConfig
+from leadline.gateway.configured_services import build_table
 from leadline.gateway.errors import NoPods, shutting_down, unknown_model
 from leadline.gateway.keys import KeyRing
 from leadline.gateway.metrics import GatewayMetrics

@@ -1,7 +1,7 @@
-"""Settings of the gateway: one YAML or JSON file, and the command-line options that go over it.
+"""Settings of the gateway: what may be set, what it is when it is not set, and what cannot be together.
 
-Room: gateway. Owns what may be set, what it is when it is not set, and the sentence that says which line is
-wrong: every ConfigError begins with the path of the field (`services[1].pods[0]`). It opens no connection.
+Room: gateway. Data only: config_file.py reads them, configured_services.py and the other rooms go by them.
+Every ConfigError begins with the path of the field (`services[1].pods[0]`). As in a file:
 
     redis_url: redis://valkey:6379/0
     keys_file: /etc/leadline/keys.yaml
@@ -18,17 +18,13 @@ wrong: every ConfigError begins with the path of the field (`services[1].pods[0]
 
 # ruff: noqa: RUF012 (msgspec copies mutable defaults; ruff does not see that Strict is a Struct)
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from leadline.gateway.documents import Strict, convert, read_document
+from leadline.gateway.documents import Strict
 from leadline.gateway.errors import ConfigError
-from leadline.gateway.policies.registry import PolicyError, load_policy
-from leadline.gateway.services import Service, ServiceTable
 from leadline.protocol.keys import ServiceKeys
 
 __all__ = [
@@ -40,9 +36,6 @@ __all__ = [
     "ServerConfig",
     "ServiceConfig",
     "UpstreamConfig",
-    "build_table",
-    "make_service",
-    "read_config",
     "split_address",
 ]
 
@@ -195,7 +188,7 @@ class UpstreamConfig(Strict):
 
 
 class GatewayConfig(Strict):
-    """Everything. `read_config` reads and checks it."""
+    """Everything. `config_file.read_config` reads and checks it."""
 
     redis_url: str = ""
     """redis://, rediss:// or unix://; empty: route without cache events. Holds the password: never log it."""
@@ -221,6 +214,16 @@ class GatewayConfig(Strict):
 
     def validate(self) -> "GatewayConfig":
         """Checks what types cannot say; raises ConfigError. Returns self."""
+        self._check_services()
+        self._check_names()
+        self._check_models()
+        if self.redis_url and not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
+            raise ConfigError("redis_url: must begin with redis://, rediss:// or unix://")
+        if not self.services and self.discovery.kind == "static":
+            raise ConfigError("services: at least one is needed, unless discovery.kind is kubernetes")
+        return self
+
+    def _check_services(self) -> None:
         seen: dict[str, int] = {}
         for position, service in enumerate(self.services):
             path = f"services[{position}]"
@@ -233,6 +236,9 @@ class GatewayConfig(Strict):
             ids = [pod.id or pod.address for pod in service.pods]
             if twice := {name for name in ids if ids.count(name) > 1}:
                 raise ConfigError(f"{path}.pods: {min(twice)} is listed twice")
+
+    def _check_names(self) -> None:
+        """One name for clients is of two services only where `models` says how they share it."""
         claimed: dict[str, str] = {}
         for position, service in enumerate(self.services):
             for name in service.served_names:
@@ -242,34 +248,16 @@ class GatewayConfig(Strict):
                         f"services[{position}].served_names: {name!r} is served by {other} already; to share "
                         f"it, give both a weight: models: {{{name}: {{{other}: 90, {service.name}: 10}}}}"
                     )
+
+    def _check_models(self) -> None:
+        known = {service.name for service in self.services}
         for name, shares in self.models.items():
             if not sum(shares.values()) > 0:
                 raise ConfigError(f"models[{name!r}]: one weight must be above 0")
             for other in shares:
                 _check_service_name(other, f"models[{name!r}]")
-                if self.discovery.kind == "static" and other not in seen:
+                if self.discovery.kind == "static" and other not in known:
                     raise ConfigError(f"models[{name!r}]: there is no service {other!r} in services")
-        if self.redis_url and not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
-            raise ConfigError("redis_url: must begin with redis://, rediss:// or unix://")
-        if not self.services and self.discovery.kind == "static":
-            raise ConfigError("services: at least one is needed, unless discovery.kind is kubernetes")
-        return self
-
-
-def read_config(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> GatewayConfig:
-    """The settings of a file (None: all defaults) with `overrides` put over them.
-
-    `overrides` is a nested mapping of the file's shape, such as the command line makes; a mapping in it is
-    merged, anything else replaces. Raises ConfigError naming file and field.
-    """
-    document = read_document(path) if path else {}
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path}: must be a mapping of settings, not {type(document).__name__}")
-    where = f"{path}: " if path else ""
-    try:
-        return _convert(_merged(document, overrides or {})).validate()
-    except ConfigError as error:
-        raise ConfigError(f"{where}{error}") from None
 
 
 def split_address(address: str, path: str) -> tuple[str, int]:
@@ -289,30 +277,6 @@ def split_address(address: str, path: str) -> tuple[str, int]:
     return bare, int(port)
 
 
-def make_service(config: ServiceConfig, defaults: GatewayConfig) -> Service:
-    """The service of an entry, without pods. Raises ConfigError for a policy that cannot be made."""
-    name = config.policy or defaults.policy
-    options = config.policy_options if config.policy else {**defaults.policy_options, **config.policy_options}
-    try:
-        policy = load_policy(name, **options)
-    except PolicyError as error:
-        raise ConfigError(f"service {config.name}: {error}") from None
-    concurrency = config.pod_concurrency
-    return Service(
-        name=config.name,
-        model=config.model,
-        policy=policy,
-        served_names=tuple(config.served_names),
-        block_size=config.block_size,
-        pod_concurrency=defaults.admission.pod_concurrency if concurrency is None else concurrency,
-    )
-
-
-def build_table(config: GatewayConfig) -> ServiceTable:
-    """The configured services, without pods: discovery puts those in."""
-    return ServiceTable((make_service(entry, config) for entry in config.services), config.models)
-
-
 # -- inside --------------------------------------------------------------------------------------------------
 
 
@@ -324,39 +288,3 @@ def _check_service_name(name: str, path: str) -> None:
         ServiceKeys(namespace, rest)
     except ValueError as error:
         raise ConfigError(f"{path}: must be NAMESPACE/NAME, not {name!r}: {error}") from None
-
-
-def _merged(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(below)
-    for name, value in over.items():
-        held = result.get(name)
-        both = isinstance(held, dict) and isinstance(value, Mapping)
-        result[name] = _merged(held, value) if both else value  # type: ignore[arg-type]
-    return result
-
-
-def _convert(document: dict[str, Any]) -> GatewayConfig:
-    # msgspec's paths do not number list items, so those are converted one by one.
-    services = document.get("services") or []
-    if not isinstance(services, list):
-        raise ConfigError("services: must be a list")
-    entries = []
-    for position, entry in enumerate(services):
-        path = f"services[{position}]"
-        if not isinstance(entry, dict):
-            raise ConfigError(f"{path}: must be a mapping with a name, not {type(entry).__name__}")
-        pods = entry.get("pods") or []
-        if not isinstance(pods, list):
-            raise ConfigError(f"{path}.pods: must be a list of addresses")
-        parsed = [
-            PodConfig(address=pod)
-            if isinstance(pod, str)
-            else convert(pod, PodConfig, f"{path}.pods[{number}]")
-            for number, pod in enumerate(pods)
-        ]
-        service = convert({**entry, "pods": []}, ServiceConfig, path)
-        service.pods = parsed
-        entries.append(service)
-    config = convert({**document, "services": []}, GatewayConfig, "")
-    config.services = entries
-    return config

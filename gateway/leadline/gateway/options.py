@@ -10,7 +10,8 @@ import argparse
 import os
 from typing import Any
 
-from leadline.gateway.config import GatewayConfig, read_config
+from leadline.gateway.config import GatewayConfig
+from leadline.gateway.config_file import read_config
 from leadline.gateway.errors import ConfigError
 
 __all__ = ["add_options", "config_of"]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from kube_script import KubeScript, endpoint, kube_script, slice_of
 
-from leadline.gateway.config import build_table, read_config
+from leadline.gateway.config_file import read_config
+from leadline.gateway.configured_services import build_table
 from leadline.gateway.discovery.discovery import Discovery
 from leadline.gateway.discovery.kube_api import KubeAccess, find_access
 from leadline.gateway.discovery.reflector import Timing

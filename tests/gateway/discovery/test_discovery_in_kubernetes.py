@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from leadline.gateway.config import build_table, read_config
+from leadline.gateway.config_file import read_config
+from leadline.gateway.configured_services import build_table
 from leadline.gateway.discovery.discovery import Discovery
 from leadline.gateway.pods import eligible
 from leadline.gateway.services import ServiceTable

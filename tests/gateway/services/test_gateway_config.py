@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from leadline.gateway.config import build_table, read_config, split_address
+from leadline.gateway.config import split_address
+from leadline.gateway.config_file import read_config
+from leadline.gateway.configured_services import build_table
 from leadline.gateway.errors import ConfigError
 from leadline.gateway.options import add_options, config_of
 

@@ -11,7 +11,8 @@ import pytest
 
 # A process of its own: the library decides when it is imported whether there are several workers.
 SCRIPT = """
-from leadline.gateway.config import GatewayConfig, ServiceConfig, make_service
+from leadline.gateway.config import GatewayConfig, ServiceConfig
+from leadline.gateway.configured_services import make_service
 from leadline.gateway.metrics import GatewayMetrics
 from leadline.gateway.pods import Pod
 from leadline.gateway.proxy.breaker import CircuitBreaker

@@ -15,7 +15,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from leadline.gateway.config import GatewayConfig, ServiceConfig, make_service
+from leadline.gateway.config import GatewayConfig, ServiceConfig
+from leadline.gateway.configured_services import make_service
 from leadline.gateway.discovery.kube_api import KubeAPI, find_access
 from leadline.gateway.discovery.pod_set import FoundPod, PodSet
 from leadline.gateway.discovery.reflector import Reflector, Timing
