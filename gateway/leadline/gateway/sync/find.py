@@ -1,12 +1,14 @@
 """Which of a service's pods a load report is of."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from leadline.gateway.pods import Pod
-from leadline.gateway.sync.redis_sync import FindPod
 from leadline.protocol.load import LoadReport
 
-__all__ = ["find_in"]
+__all__ = ["FindPod", "find_in"]
+
+FindPod = Callable[[LoadReport], Pod | None]
+"""The pod that a report is of, by name or address; None if discovery does not know it (yet)."""
 
 
 def find_in(pods: Mapping[str, Pod]) -> FindPod:

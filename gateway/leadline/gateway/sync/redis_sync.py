@@ -20,49 +20,31 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from redis.exceptions import RedisError
 
 from leadline.gateway.index.service_index import ServiceIndex
 from leadline.gateway.index.stream import Outcome
-from leadline.gateway.pods import Pod
 from leadline.gateway.sync.client import connect, redacted
 from leadline.gateway.sync.counts import SyncCounts
+from leadline.gateway.sync.find import FindPod
 from leadline.gateway.sync.heartbeats import Heartbeats
-from leadline.protocol.events import CacheSnapshot, decode_batch, decode_snapshot
+from leadline.gateway.sync.snapshots import Snapshots
+from leadline.gateway.sync.stream_ids import START, order, text_of
+from leadline.gateway.sync.timing import SyncTiming
+from leadline.protocol.events import decode_batch
 from leadline.protocol.keys import ServiceKeys
 from leadline.protocol.load import LoadReport
 from leadline.protocol.wire import WireError
 
-__all__ = ["FindPod", "RedisSync", "SyncTiming"]
+__all__ = ["RedisSync"]
 
 logger = logging.getLogger("leadline.gateway.sync")
 
 FIELD = b"b"
-START = "0-0"
-
-FindPod = Callable[[LoadReport], Pod | None]
-"""The pod that a report is of, by name or address; None if discovery does not know it (yet)."""
 
 Entries = Sequence[tuple[bytes, dict[bytes, bytes]]]
-
-
-@dataclass(slots=True, frozen=True)
-class SyncTiming:
-    """Seconds, but for the count."""
-
-    poll_seconds: float = 0.5
-    eager_poll_seconds: float = 0.1
-    """For a second after batches of an unknown epoch: some pod has just begun a new life."""
-    timeout: float = 3.0
-    """Of one reply, beyond the time it is meant to block."""
-    max_backoff: float = 5.0
-    max_reload_backoff: float = 8.0
-    """Between two looks at the snapshot of a pod whose snapshot is not new enough."""
-    read_count: int = 500
-    """Stream entries a read."""
 
 
 class RedisSync:
@@ -94,8 +76,7 @@ class RedisSync:
         """Pod id → the name that reported it last."""
         self._expected: dict[str, tuple[str, int]] = {}
         """Pod id → (epoch, batch) that its last heartbeat told of, to be looked for in the stream."""
-        self._retries: dict[str, tuple[float, float]] = {}
-        """Pod id → (when to look at its snapshot again, seconds to wait after that)."""
+        self._snapshots = Snapshots(self._redis, keys, index, self._timing, self.counts)
         self._asked: dict[str, None] = {}
         """Epochs that batches named and no heartbeat did, once looked for."""
         self._position: str | None = None
@@ -166,10 +147,10 @@ class RedisSync:
         self._next_poll = now + (
             timing.eager_poll_seconds if now < self._eager_until else timing.poll_seconds
         )
-        end = _text(last[0][0]) if last else START
+        end = text_of(last[0][0]) if last else START
         if self._position is None:
             self._position = end
-        elif _key(end) < _key(self._position):
+        elif order(end) < order(self._position):
             logger.warning("the event stream of %s begins anew", self.keys.events)
             self._position = START
         news = self._heartbeats.read(fields, now, time.time())
@@ -181,7 +162,9 @@ class RedisSync:
             self._gone(name)
         if news.dead:
             await self._redis.hdel(self.keys.pods, *news.dead)
-        await self._reload(now)
+        loaded_at = await self._snapshots.load(self._owners, now)
+        if loaded_at is not None:
+            await self._replay(loaded_at)
 
     def _heartbeat(self, report: LoadReport, now: float) -> None:
         self.counts.heartbeats += 1
@@ -193,7 +176,7 @@ class RedisSync:
         self._names[report.pod] = pod.id
         self._owners[pod.id] = report.pod
         if self._index.pod_seen(pod.id, report.epoch):
-            self._retries.pop(pod.id, None)
+            self._snapshots.look_at_once(pod.id)
         pod.heartbeat(report, now)
         self._expected[pod.id] = (report.epoch, report.cache_seq)
 
@@ -203,75 +186,22 @@ class RedisSync:
         if pod is not None and self._owners.get(pod) == name:
             del self._owners[pod]
             self._expected.pop(pod, None)
-            self._retries.pop(pod, None)
+            self._snapshots.look_at_once(pod)
             self._index.pod_gone(pod)
 
-    # -- snapshots -------------------------------------------------------------------------------------------
-
-    async def _reload(self, now: float) -> None:
-        wanted = self._index.reloads()
-        self._retries = {pod: self._retries[pod] for pod in wanted if pod in self._retries}
-        begin: str | None = None
-        for pod in wanted:
-            due, delay = self._retries.get(pod, (0.0, self._timing.poll_seconds))
-            name = self._owners.get(pod)
-            if now < due or name is None:
-                continue
-            self._retries[pod] = (
-                now + delay * random.uniform(0.7, 1.0),
-                min(delay * 2, self._timing.max_reload_backoff),
-            )
-            snapshot = await self._snapshot(name)
-            if snapshot is None:
-                continue
-            outcome = await self._load(pod, snapshot)
-            self.counts.reloads[outcome.value] += 1
-            if outcome is Outcome.APPLIED:
-                place = snapshot.stream_id or START
-                begin = place if begin is None else min(begin, place, key=_key)
-        if begin is not None:
-            await self._replay(begin)
-
-    async def _snapshot(self, name: str) -> CacheSnapshot | None:
-        data = await self._redis.get(self.keys.snapshot(name))
-        if data is None:
-            self.counts.reloads["absent"] += 1
-            return None
-        try:
-            snapshot = decode_snapshot(data)
-            _key(snapshot.stream_id or START)
-        except (WireError, ValueError) as error:
-            self.counts.reloads["garbage"] += 1
-            logger.warning("the snapshot of %s cannot be read: %s", name, error)
-            return None
-        return snapshot
-
-    async def _load(self, pod: str, snapshot: CacheSnapshot) -> Outcome:
-        steps = self._index.load_snapshot(pod, snapshot)
-        try:
-            while True:
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    outcome: Outcome = end.value
-                    return outcome
-                await asyncio.sleep(0)
-        finally:
-            steps.close()
+    # -- events ----------------------------------------------------------------------------------------------
 
     async def _replay(self, begin: str) -> None:
         """Read again what stands between a snapshot and our position. One pass serves all snapshots."""
         assert self._position is not None
-        while _key(begin) < _key(self._position):
+        while order(begin) < order(self._position):
             entries: Entries = await self._redis.xrange(
                 self.keys.events, f"({begin}", self._position, count=self._timing.read_count
             )
             await self._feed(entries)
             if len(entries) < self._timing.read_count:
                 return
-            begin = _text(entries[-1][0])
-
-    # -- events ----------------------------------------------------------------------------------------------
+            begin = text_of(entries[-1][0])
 
     async def _read(self) -> None:
         wait = max(1, int((self._next_poll - time.monotonic()) * 1000))
@@ -283,8 +213,8 @@ class RedisSync:
         entries: Entries = reply[0][1] if reply else ()
         if entries:
             # Before feeding: whatever a batch breaks, it does so once, and the gap it leaves is mended.
-            self._position = _text(entries[-1][0])
-            self.counts.lag_seconds = max(0.0, time.time() - _key(self._position)[0] / 1000)
+            self._position = text_of(entries[-1][0])
+            self.counts.lag_seconds = max(0.0, time.time() - order(self._position)[0] / 1000)
             await self._feed(entries)
         else:
             self.counts.lag_seconds = 0.0
@@ -339,13 +269,3 @@ class RedisSync:
         if self._failed:
             self._failed = False
             logger.info("reading from Redis at %s again", self._place)
-
-
-def _text(stream_id: bytes | str) -> str:
-    return stream_id.decode() if isinstance(stream_id, bytes) else stream_id
-
-
-def _key(stream_id: str) -> tuple[int, int]:
-    """Stream ids in their order."""
-    milliseconds, _, number = stream_id.partition("-")
-    return int(milliseconds), int(number or 0)
