@@ -18,6 +18,7 @@ import redis
 from reading_gateway import QUICK, ReadingGateway, reading
 
 from leadline.cli.valkey import EmbeddedValkey
+from leadline.gateway.sync.heartbeats import Heartbeats
 from leadline.gateway.sync.redis_sync import RedisSync
 from live_valkey import FAST, KEYS, PoolPod, pods, until
 
@@ -118,6 +119,22 @@ async def test_redis_may_hang(
     finally:
         os.kill(server, signal.SIGCONT)
     await all_know(gateways, engines)
+
+
+async def test_a_redis_that_may_only_be_read_is_read(valkey: EmbeddedValkey, engines: list[PoolPod]) -> None:
+    """A replica, or a user without the right to write: what dead pods left behind stays where it is."""
+    server = redis.Redis.from_url(valkey.url)
+    server.hset(KEYS.pods, "dead", b"of long ago")
+    server.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@read", "+@connection")
+    url = valkey.url.replace("unix://:", "unix://reader:").replace(valkey.url.split("@")[0][8:], "secret")
+    gateway = ReadingGateway(url, ["pod-a", "pod-b"], heartbeats=Heartbeats(forget_after=0.0))
+    async with reading(gateway):
+        for _ in range(2):
+            for pod in engines:
+                pod.work(50)
+            await all_know([gateway], engines)
+    assert gateway.sync.counts.failures == 0
+    assert server.hexists(KEYS.pods, "dead")
 
 
 async def test_a_gateway_restarted_while_redis_is_empty_learns_all(

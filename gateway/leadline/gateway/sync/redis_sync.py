@@ -22,7 +22,7 @@ import random
 import time
 from collections.abc import Sequence
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from leadline.gateway.index.service_index import ServiceIndex
 from leadline.gateway.index.stream import Outcome
@@ -161,7 +161,8 @@ class RedisSync:
         for name in news.silent:
             self._gone(name)
         if news.dead:
-            await self._redis.hdel(self.keys.pods, *news.dead)
+            with contextlib.suppress(ResponseError):  # a replica, or a user that may only read
+                await self._redis.hdel(self.keys.pods, *news.dead)
         loaded_at = await self._snapshots.load(self._owners, now)
         if loaded_at is not None:
             await self._replay(loaded_at)
