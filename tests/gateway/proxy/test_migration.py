@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +16,20 @@ from typing import Any
 import httpx
 import pytest
 from engines import Engine
-from gateway_rig import STREAM_HEAD, Received, Rig, Script, ScriptedPod, chunked, gateway_to, pods, sse
+from gateway_rig import (
+    STREAM_HEAD,
+    Received,
+    Rig,
+    Script,
+    ScriptedPod,
+    chunked,
+    gateway_to,
+    pods,
+    sse,
+    until,
+)
+
+from live_valkey import PoolPod
 
 PROMPT = "The first ten prime numbers are"
 CHAT: dict[str, Any] = {
@@ -290,3 +304,23 @@ async def test_what_comes_together_with_the_word_that_the_engine_is_gone_is_not_
         events = events_of((await rig.post(TEXT, path="/v1/completions")).text)
     assert events[-1] == "[DONE]"
     assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "0 1 2 3 4 "
+
+
+async def test_a_stream_begun_before_the_pod_was_heard_of_is_not_moved() -> None:
+    """Nobody asked for its token ids then: another pod would begin again at the first word."""
+    heard = asyncio.Event()
+
+    async def dies(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        await heard.wait()
+        chunk = {"id": "c", "created": 1, "choices": [{"index": 0, "text": "Once"}]}
+        writer.write(STREAM_HEAD + chunked(sse(chunk)) + b"zz")
+
+    async with pods(dies, dies) as (a, b), gateway_to(a.address, b.address, migration="auto") as rig:
+        asked = asyncio.ensure_future(rig.post(TEXT, path="/v1/completions"))
+        await until(lambda: a.completions or b.completions)
+        for pod in rig.pods.values():
+            pod.heartbeat(PoolPod("redis://nowhere").report(), time.monotonic())
+        heard.set()
+        first, last = events_of((await asked).text)
+    assert first["choices"][0]["text"] == "Once"
+    assert last["error"]["code"] == "upstream_lost"

@@ -28,6 +28,7 @@ class Attempt:
         "connection",
         "headers",
         "lease",
+        "movable",
         "pod",
         "status",
         "stream",
@@ -40,6 +41,8 @@ class Attempt:
         self.headers: list[tuple[bytes, bytes]] = []
         self.body = b""
         """What has come of the answer's body and was not passed on."""
+        self.movable = False
+        """The pod was asked for what it takes to go on with its stream elsewhere."""
         self.stream = False
         """The answer is a stream of events; else `body` is all of it, unless the connection has more."""
         self._breaker = breaker_of(pod, settings)

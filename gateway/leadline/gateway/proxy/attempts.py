@@ -101,7 +101,7 @@ class Dispatcher:
         """The attempt that answers: with a status that is the client's, and the first piece of the body (all
         of it, if it is no stream). Raises RequestError when all attempts are used up.
 
-        `extra`: fields for the body. `avoid`: pods that are no use.
+        `extra`: fields for the body, of a stream that goes on. `avoid`: pods that are no use.
         """
         tried = set(avoid or ())
         refusal: Attempt | None = None
@@ -210,7 +210,7 @@ class Dispatcher:
         """Why to go elsewhere, or ""."""
         settings = self.settings
         pod, incoming = attempt.pod, call.incoming
-        movable = self.movable(call, pod)
+        movable = attempt.movable = bool(extra) or self._movable(call, pod)
         body = incoming.body
         fields = self._fields(call, pod, movable) | extra
         if fields:
@@ -281,7 +281,7 @@ class Dispatcher:
             return f"status_{status}"
         return ""
 
-    def movable(self, call: Call, pod: Pod) -> bool:
+    def _movable(self, call: Call, pod: Pod) -> bool:
         """Whether the stream shall be able to move away from this pod."""
         mode = self.settings.migration
         if mode == "off" or not call.incoming.resumable:

@@ -47,7 +47,7 @@ async def relay(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Ex
         _at_once(call, attempt, client)
         return
     try:
-        if attempt.stream and dispatcher.movable(call, attempt.pod):
+        if attempt.stream and attempt.movable:
             attempt = await _movable(dispatcher, call, attempt, client)
         elif attempt.stream:
             await _stream(dispatcher, call, attempt, client)
