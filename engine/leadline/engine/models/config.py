@@ -60,6 +60,8 @@ class ModelConfig:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    merged: bool
+    """Checkpoints have qkv_proj and gate_up_proj, each one tensor."""
     dtype: str
     """The checkpoint's: float32 | float16 | bfloat16."""
     experts: ExpertsConfig | None = None
@@ -134,6 +136,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         o_bias=attention_bias and family.qkv_bias is None,
         mlp_bias=bool(fields.get("mlp_bias")) if family.mlp_bias is None else family.mlp_bias,
         qk_norm=family.qk_norm,
+        merged=family.merged,
         dtype=_dtype(fields),
         experts=None if family.experts is None else read_experts(fields, family.experts, num_layers),
         bos_token_id=generation.get("bos_token_id", raw.get("bos_token_id")),
@@ -242,7 +245,7 @@ def _refuse_sliding_window(fields: Mapping[str, Any], family: Family, config: Mo
         raise UnsupportedModel(
             f"config.json: layer_types has {sorted(unknown)}; only full_attention is supported"
         )
-    in_use = family.name in ("mistral", "mixtral") or "sliding_attention" in kinds
+    in_use = family.name in ("mistral", "mixtral", "phi3") or "sliding_attention" in kinds
     if family.window_switch:
         first = _size(fields, "max_window_layers") if fields.get("max_window_layers") else 0
         in_use = bool(fields.get("use_sliding_window")) and (

@@ -1,5 +1,5 @@
-"""The one decoder: Llama, Mistral, SmolLM2, Qwen2, Qwen3, Mixtral and Qwen3-MoE differ in ModelConfig's
-switches only.
+"""The one decoder: Llama, Mistral, SmolLM2, Qwen2, Qwen3, Phi-3, Mixtral and Qwen3-MoE differ in
+ModelConfig's switches only.
 
     input ids → embedding ─┬─────────── + ─┬──────── + ─ ... ─ norm → hidden states → head → logits
                            └ norm → attn ─┘└ norm → mlp ┘
@@ -59,6 +59,7 @@ class DecoderLayer:
             config.hidden_size,
             place,
             bias=config.attention_bias,
+            merged="qkv_proj" if config.merged else None,
         )
         self.q_norm, self.k_norm = (Norm(dim, place), Norm(dim, place)) if config.qk_norm else (None, None)
         self.o = RowLinear(config.hidden_size, heads.times(dim), place, tp, Sum.O, bias=config.o_bias)
@@ -73,6 +74,7 @@ class DecoderLayer:
                 config.hidden_size,
                 place,
                 bias=config.mlp_bias,
+                merged="gate_up_proj" if config.merged else None,
             )
             self.down = RowLinear(config.hidden_size, columns, place, tp, Sum.DOWN, bias=config.mlp_bias)
 
@@ -261,7 +263,7 @@ class Decoder:
         return self.head(hidden, out)
 
     def slots(self) -> Slots:
-        """Every checkpoint tensor this rank needs, by its Hugging Face name."""
+        """Every checkpoint tensor this rank needs, by its Hugging Face name; a merged one several times."""
         yield from self.embed.slots("model.embed_tokens")
         for layer in self.layers:
             yield from layer.slots(f"model.layers.{layer.index}")

@@ -24,6 +24,8 @@ class Family:
     """RMSNorm over each query and key head before the rotary embedding."""
     window_switch: bool = False
     """sliding_window counts only when use_sliding_window is true, on layers from max_window_layers on."""
+    merged: bool = False
+    """Checkpoints have qkv_proj and gate_up_proj, each one tensor."""
     experts: ExpertNames | None = None
     """Its MLPs are mixtures of experts."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -51,6 +53,7 @@ FAMILIES: dict[str, Family] = {
             "max_window_layers": 28,
         },
     ),
+    "Phi3ForCausalLM": Family("phi3", merged=True),
     "MixtralForCausalLM": Family(
         "mixtral",
         experts=ExpertNames(

@@ -133,23 +133,36 @@ class ColumnLinear(Linear):
     rank 1 here  | q: rank 1's rows | k: 1 | v: 1 |
     """
 
-    def __init__(self, parts: list[tuple[str, Part]], in_features: int, place: Place, *, bias: bool) -> None:
-        """`parts`: name in the checkpoint, and this rank's rows of it."""
+    def __init__(
+        self,
+        parts: list[tuple[str, Part]],
+        in_features: int,
+        place: Place,
+        *,
+        bias: bool,
+        merged: str | None = None,
+    ) -> None:
+        """`parts`: name in the checkpoint, and this rank's rows of it. merged: the checkpoint has them in one
+        tensor of this name, one below the other."""
         rows = sum(part.count for _, part in parts)
         padded = any(part.filled < part.count for _, part in parts)
         make = place.zeros if padded else place.empty
         super().__init__(make(rows, in_features), make(rows) if bias else None)
-        self.parts = parts
+        self.parts, self.merged = parts, merged
         self.in_features, self.out_features = in_features, rows
 
     def slots(self, prefix: str) -> Slots:
-        row = 0
+        row, above, total = 0, 0, sum(part.total for _, part in self.parts)
         for name, part in self.parts:
-            rows, shape = slice(row, row + part.filled), (part.total, self.in_features)
-            yield f"{prefix}.{name}.weight", Slot(self.weight[rows], shape, 0, part.start)
+            rows, start = slice(row, row + part.filled), part.start
+            whole, height = f"{prefix}.{name}", part.total
+            if self.merged is not None:
+                whole, height, start = f"{prefix}.{self.merged}", total, above + start
+            yield f"{whole}.weight", Slot(self.weight[rows], (height, self.in_features), 0, start)
             if self.bias is not None:
-                yield f"{prefix}.{name}.bias", Slot(self.bias[rows], (part.total,), 0, part.start)
+                yield f"{whole}.bias", Slot(self.bias[rows], (height,), 0, start)
             row += part.count
+            above += part.total
 
 
 class RowLinear(Linear):

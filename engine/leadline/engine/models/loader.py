@@ -99,9 +99,11 @@ def _fill(model: Decoder, files: list[Path], progress: bool, report: ReportStage
     from safetensors import SafetensorError, safe_open
     from tqdm import tqdm
 
-    wanted = dict(model.slots())
+    wanted: dict[str, list[Slot]] = {}
+    for name, slot in model.slots():
+        wanted.setdefault(name, []).append(slot)
     missing, unexpected = set(wanted), []
-    total = sum(slot.target.nbytes for slot in wanted.values())
+    total = sum(slot.target.nbytes for slots in wanted.values() for slot in slots)
     meter = ByteMeter("loading weights", total, report)
     with tqdm(
         total=total,
@@ -116,9 +118,10 @@ def _fill(model: Decoder, files: list[Path], progress: bool, report: ReportStage
                 with safe_open(file, framework="pt", device="cpu") as tensors:
                     for name in tensors.keys():  # noqa: SIM118 - not a mapping
                         if name in wanted:
-                            _copy(name, tensors.get_slice(name), wanted[name])
-                            bar.update(wanted[name].target.nbytes)
-                            meter.add(wanted[name].target.nbytes)
+                            for slot in wanted[name]:
+                                _copy(name, tensors.get_slice(name), slot)
+                                bar.update(slot.target.nbytes)
+                                meter.add(slot.target.nbytes)
                             missing.discard(name)
                         elif not _ignorable(name, model.config):
                             unexpected.append(name)
