@@ -16,6 +16,7 @@ from leadline.engine import LLM, SamplingParams
 from leadline.engine.models import ops
 from leadline.engine.models.fp8 import quantize_rows
 from leadline.engine.models.triton_experts import experts
+from leadline.engine.models.triton_experts_one import experts_of_one
 
 pytestmark = pytest.mark.gpu
 
@@ -81,6 +82,46 @@ def test_experts_in_fp8_are_those_of_the_rounded_weights(name: str, rows: int) -
     assert float((found.double() - wanted).norm() / wanted.norm()) < 6e-3
     reference = ops.experts(x, router, *values, top, True, None, tuple(scales))
     assert float((reference.double() - wanted).norm() / wanted.norm()) < 1.2e-2
+
+
+def of_one(residual: torch.Tensor, weights: list[torch.Tensor], top: int, renormalize: bool) -> torch.Tensor:
+    """What one token adds, in float64 but for the rounding of the router's logits."""
+    router, gate_up, down = (weight.double() for weight in weights)
+    x = residual.double()
+    x = x * torch.rsqrt(x.square().mean() + 1e-6)
+    share, chosen = (x @ router.T).to(residual.dtype).double().softmax(-1).topk(top)
+    if renormalize:
+        share = share / share.sum()
+    total = torch.zeros_like(x)
+    for expert, weight in zip(chosen[0], share[0], strict=True):
+        gate, up = (gate_up[expert] @ x[0]).chunk(2)
+        total += weight * (down[expert] @ (torch.nn.functional.silu(gate) * up))
+    return total
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", SIZES)
+def test_one_token_by_matrix_vector_products(name: str, dtype: torch.dtype, fp8: bool) -> None:
+    *weights, top = layer(name, dtype, 8)
+    residual = tokens(name, 1, dtype, 9)
+    norm = (torch.ones(residual.shape[1], dtype=dtype, device="cuda"), 1e-6)
+    scales, rounded, given = None, weights, weights
+    if fp8:
+        pairs = [quantize_rows(matrices.flatten(0, 1)) for matrices in weights[1:]]
+        shapes = [matrices.shape for matrices in weights[1:]]
+        given = [weights[0], *(v.view(shape) for (v, _), shape in zip(pairs, shapes, strict=True))]
+        scales = tuple(s.view(shape[:2]) for (_, s), shape in zip(pairs, shapes, strict=True))
+        rounded = [weights[0], *(v.double() * s[..., None] for v, s in zip(given[1:], scales, strict=True))]
+    tolerance = {torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
+    for renormalize in (False, True):
+        wanted = of_one(residual, rounded, top, renormalize)
+        out = torch.full_like(residual, torch.nan)
+        experts_of_one(residual, norm, *given, top, renormalize, scales, out)
+        assert float((out.double() - wanted).norm() / wanted.norm()) < tolerance
+        added = residual.clone()
+        experts_of_one(added, norm, *given, top, renormalize, scales, None)
+        torch.testing.assert_close(added, residual + out, atol=tolerance, rtol=tolerance)
 
 
 def test_all_tokens_to_the_same_experts_and_none_to_most() -> None:

@@ -43,6 +43,27 @@ class Experts:
         top, renormalize = config.per_token, config.renormalize
         return self.run(x, self.router, self.gate_up, self.down, top, renormalize, out, self.scales)
 
+    def of_one(self, residual: torch.Tensor, norm: tuple[torch.Tensor, float]) -> None:
+        """residual [1, hidden] += the output for the normed residual, over all ranks; on CUDA, in 16 bits.
+        norm: weight and epsilon."""
+        from leadline.engine.models.triton_experts_one import experts_of_one
+
+        config, fabric = self.config, self.tp.fabric
+        out = None if fabric is None else fabric.partial(Sum.DOWN, 1)
+        experts_of_one(
+            residual,
+            norm,
+            self.router,
+            self.gate_up,
+            self.down,
+            config.per_token,
+            config.renormalize,
+            self.scales,
+            out,
+        )
+        if fabric is not None:
+            fabric.add(Sum.DOWN, residual)
+
     def quantize(self) -> None:
         """Call after loading: gate_up and down become FP8 (models/fp8.py), activations keep their bits."""
         if self.gate_up.is_cuda:

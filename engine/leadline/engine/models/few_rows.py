@@ -3,7 +3,8 @@
     residual ─▶ norm + qkv ─▶ norm heads, rotate, write KV ─▶ attend ─▶ o + residual
              ─▶ norm + gate, up, silu, mul ─▶ down + residual
 
-Over several ranks o and down leave terms of a sum, and the fabric adds it to the residual: eight kernels.
+Over several ranks o and down leave terms of a sum, and the fabric adds it to the residual: eight kernels. In
+place of the MLP a layer may have experts (triton_experts_one.py).
 
 One row goes through matrix-vector products (triton_gemv.py), 2 to 64 rows through triton_skinny.py. Same
 weights and the same cache as `Decoder.forward`; sums are rounded to the model's dtype less often, and beside
@@ -44,21 +45,19 @@ class FewRows:
 
     @property
     def max_rows(self) -> int:
-        """Scaled residuals could pass float16's largest number: there only single rows are taken."""
+        """Scaled residuals could pass float16's largest number: there only single rows are taken. So they are
+        of models with experts, whose products of more rows are fast."""
         model, linears = self.model, self.model.layers[0].linears
-        few = model.dtype == torch.bfloat16
+        few = model.dtype == torch.bfloat16 and model.config.experts is None
         if model.tp.size > 1 or linears[0].scale is not None:
             few = few and max(linear.weight.numel() for linear in linears) <= _LARGEST
         return MAX_ROWS if few else 1
 
     @staticmethod
     def of(model: Decoder) -> FewRows | None:
-        """None unless it is one rank or there is a fabric, 16 bits on CUDA, no experts, no biases, and widths
-        are multiples of 64."""
-        if model.config.experts is not None:
-            return None
-        layer = model.layers[0]
-        linears = (layer.qkv, layer.o, layer.gate_up, layer.down)
+        """None unless it is one rank or there is a fabric, 16 bits on CUDA, no biases, widths that are
+        multiples of 64."""
+        linears = [linear for layer in model.layers for linear in layer.linears]
         fits = (
             (model.tp.size == 1 or model.tp.fabric is not None)
             and model.device.type == "cuda"
@@ -108,6 +107,9 @@ class FewRows:
             else:
                 gemv(attended, layer.o.weight, layer.o.scale, out=fabric.partial(Sum.O, 1))
                 fabric.add(Sum.O, residual)
+            if layer.experts is not None:
+                layer.experts.of_one(residual, (layer.post_norm.weight, eps))
+                continue
             act = gemv(
                 residual,
                 layer.gate_up.weight,

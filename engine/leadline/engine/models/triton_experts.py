@@ -17,22 +17,21 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-__all__ = ["experts"]
+__all__ = ["experts", "top_of"]
 
 _PAIRS = 64
 """A program of `place`"""
 
 
 @triton.jit
-def _choose_kernel(
-    logits, chosen, weights, counts, stride, EXPERTS: tl.constexpr, TILE: tl.constexpr, TOP: tl.constexpr,
-    TOP_TILE: tl.constexpr, RENORMALIZE: tl.constexpr,
+def top_of(
+    logits, EXPERTS: tl.constexpr, TILE: tl.constexpr, TOP: tl.constexpr, TOP_TILE: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
 ):  # fmt: skip
-    """Program row. chosen int32, weights float32 [T, TOP]; counts int32 [EXPERTS] grow."""
-    row = tl.program_id(0).to(tl.int64)
+    """The best TOP of logits [EXPERTS], and their softmax: int32 and float32 [TOP_TILE]."""
     lanes = tl.arange(0, TILE)
     ranks = tl.arange(0, TOP_TILE)
-    score = tl.load(logits + row * stride + lanes, mask=lanes < EXPERTS, other=float("-inf")).to(tl.float32)
+    score = tl.load(logits + lanes, mask=lanes < EXPERTS, other=float("-inf")).to(tl.float32)
     odds = tl.exp(score - tl.max(score, axis=0))
     total = tl.sum(odds, axis=0)
     odds = tl.where(lanes < EXPERTS, odds, -1.0)
@@ -45,10 +44,21 @@ def _choose_kernel(
         odds = tl.where(lanes == index, -1.0, odds)
     if RENORMALIZE:
         total = tl.sum(best, axis=0)
-    inside = ranks < TOP
-    tl.store(chosen + row * TOP + ranks, which, mask=inside)
-    tl.store(weights + row * TOP + ranks, best / total, mask=inside)
-    tl.atomic_add(counts + which, 1, mask=inside)
+    return which, best / total
+
+
+@triton.jit
+def _choose_kernel(
+    logits, chosen, weights, counts, stride, EXPERTS: tl.constexpr, TILE: tl.constexpr, TOP: tl.constexpr,
+    TOP_TILE: tl.constexpr, RENORMALIZE: tl.constexpr,
+):  # fmt: skip
+    """Program row. chosen int32, weights float32 [T, TOP]; counts int32 [EXPERTS] grow."""
+    row = tl.program_id(0).to(tl.int64)
+    which, share = top_of(logits + row * stride, EXPERTS, TILE, TOP, TOP_TILE, RENORMALIZE)
+    ranks = tl.arange(0, TOP_TILE)
+    tl.store(chosen + row * TOP + ranks, which, mask=ranks < TOP)
+    tl.store(weights + row * TOP + ranks, share, mask=ranks < TOP)
+    tl.atomic_add(counts + which, 1, mask=ranks < TOP)
 
 
 @triton.jit
