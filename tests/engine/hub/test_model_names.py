@@ -63,6 +63,13 @@ def test_another_model_has_another_revision(change, folder):
     assert resolve_model(str(folder)).revision != before
 
 
+def test_weights_that_are_a_link_to_nowhere_are_named(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("../../blobs/gone")  # a hub's cache, copied in part
+    with pytest.raises(ModelNotFound, match=r"model\.safetensors leads to no file"):
+        resolve_model(str(folder))
+
+
 def test_a_damaged_weight_file_still_has_a_revision_and_is_left_to_the_loader(folder):
     headers = (
         b"nonsense",

@@ -156,6 +156,36 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("added_tokens_decoder", "x"),
+        ("added_tokens_decoder", [{"content": "a"}]),
+        ("added_tokens_decoder", {"x": {"content": "a"}}),
+        ("added_tokens_decoder", {"1.5": {"content": "a"}}),
+        ("added_tokens_decoder", {"5": {}}),
+        ("added_tokens_decoder", {"5": "a"}),
+        ("added_tokens_decoder", {"5": {"content": None}}),
+        ("chat_template", [None]),
+        ("chat_template", [{"name": "default"}]),
+        ("chat_template", [{"name": "default", "template": 5}]),
+        ("chat_template", {"default": 5}),
+    ],
+)
+def test_a_field_of_another_shape_is_named(tmp_path, sentencepiece_folder, field, value):
+    (tmp_path / "tokenizer.json").write_bytes((sentencepiece_folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({field: value}))
+    with pytest.raises(UnsupportedModel, match=rf"tokenizer_config\.json: {field} must"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_template_that_is_no_text_is_named(tmp_path, sentencepiece_folder):
+    (tmp_path / "tokenizer.json").write_bytes((sentencepiece_folder / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe{")
+    with pytest.raises(UnsupportedModel, match=r"chat_template\.jinja is not text in UTF-8"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_decoder_nobody_knows_is_opaque():
     backend = Backend(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
     loaded = Tokenizer(backend, {}, {}, Path())

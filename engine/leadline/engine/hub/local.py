@@ -65,6 +65,8 @@ def _feed(digest: hashlib.blake2b, data: bytes) -> None:
 
 def _feed_weights(digest: hashlib.blake2b, file: Path) -> None:
     # | u64 header length | JSON header: name → dtype, shape, [begin, end) | data: offsets count from here |
+    if not file.is_file():
+        raise ModelNotFound(f"{file} leads to no file; copy a model with what its links lead to")
     with file.open("rb") as handle:
         size = os.fstat(handle.fileno()).st_size
         digest.update(struct.pack("<Q", size))

@@ -177,7 +177,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnsupportedModel(f"{file} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise UnsupportedModel(f"{file} must hold a JSON object")
@@ -190,15 +190,29 @@ def _read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     inline = config.get("chat_template")
     if isinstance(inline, str):
         templates["default"] = inline
-    elif isinstance(inline, list):
-        templates.update({entry["name"]: entry["template"] for entry in inline})
-    elif isinstance(inline, dict):
-        templates.update(inline)
+    elif inline is not None:
+        try:
+            named = inline if isinstance(inline, dict) else {e["name"]: e["template"] for e in inline}
+            if not all(isinstance(text, str) for pair in named.items() for text in pair):
+                raise TypeError
+        except (TypeError, KeyError):
+            raise UnsupportedModel(
+                "tokenizer_config.json: chat_template must be a text or a list of objects with name and "
+                "template"
+            ) from None
+        templates.update(named)
     if (main := folder / "chat_template.jinja").is_file():
-        templates["default"] = main.read_text(encoding="utf-8")
+        templates["default"] = _read_text(main)
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[file.stem] = file.read_text(encoding="utf-8")
+        templates[file.stem] = _read_text(file)
     return templates
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UnsupportedModel(f"{file} is not text in UTF-8: {error}") from error
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
@@ -219,12 +233,12 @@ def _add_missing_tokens(
     """Add tokens that tokenizer_config.json lists and tokenizer.json lacks (ids follow in order)."""
     missing: list[AddedToken] = []
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    listed = sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
+    listed = _listed_tokens(config)
     extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
     names = [*specials.values()]
     if isinstance(extra, list):
-        names += [entry["content"] if isinstance(entry, dict) else str(entry) for entry in extra]
-    for _, entry in listed:
+        names += [str(entry.get("content", "")) if isinstance(entry, dict) else str(entry) for entry in extra]
+    for entry in listed:
         if entry["content"] not in known:
             flags = {
                 k: bool(entry[k])
@@ -235,11 +249,25 @@ def _add_missing_tokens(
             missing.append(AddedToken(entry["content"], **flags))
             known.add(entry["content"])
     for name in names:
-        if name not in known:
+        if name and name not in known:
             missing.append(AddedToken(name, special=True, normalized=False))
             known.add(name)
     if missing:
         backend.add_tokens(missing)
+
+
+def _listed_tokens(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Entries of added_tokens_decoder in the order of their ids."""
+    listed = config.get("added_tokens_decoder") or {}
+    try:
+        entries = [entry for _, entry in sorted(listed.items(), key=lambda item: int(item[0]))]
+        if all(isinstance(entry["content"], str) for entry in entries):
+            return entries
+    except (AttributeError, KeyError, TypeError, ValueError):
+        pass
+    raise UnsupportedModel(
+        "tokenizer_config.json: added_tokens_decoder must map token ids to objects with a content"
+    )
 
 
 def _through_transformers(
