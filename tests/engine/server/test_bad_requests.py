@@ -198,6 +198,14 @@ def test_the_routers_own_errors_have_the_same_shape(
     assert status != 405 or response.headers["allow"]
 
 
+def test_a_base_url_without_v1_is_said(server: LiveServer) -> None:
+    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
+    with pytest.raises(openai.NotFoundError, match="base URL ends in /v1"):
+        client.models.list()
+    with pytest.raises(openai.NotFoundError, match="base URL ends in /v1"):
+        client.chat.completions.create(model="smollm2", messages=HI)  # type: ignore[arg-type]
+
+
 def test_a_template_that_objects_is_a_400_in_its_own_words(narrow_server: LiveServer) -> None:
     """E17."""
     with narrow_server.http as http:

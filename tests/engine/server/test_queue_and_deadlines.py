@@ -131,11 +131,13 @@ async def test_a_deadline_that_passes_in_a_stream_is_an_error_event(
             chunks.append(chunk)
 
     chunks: list[Any] = []
+    logged = narrow_server.log.count("ERROR")
     stream = await start(0.5)
     with pytest.raises(openai.APIError, match="deadline") as caught:
         await drain(stream)
     assert caught.value.code == "deadline_exceeded"
     assert chunks
+    assert narrow_server.log.count("ERROR") == logged
 
 
 async def test_outcomes_are_counted(narrow_server: LiveServer, client: openai.AsyncOpenAI) -> None:

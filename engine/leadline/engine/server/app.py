@@ -49,6 +49,8 @@ _KEYED_ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/admin/profile", profile.profile),
 ]
 
+_PATHS = frozenset(path for _, path, _ in _KEYED_ROUTES)
+
 
 def create_app(engine: AsyncEngine | None, settings: ServerSettings) -> FastAPI:
     """The application over `engine`; with None it answers 503 until `app.state.server` is given one."""
@@ -72,6 +74,8 @@ def create_app(engine: AsyncEngine | None, settings: ServerSettings) -> FastAPI:
     async def router_error(request: Request, error: HTTPException) -> Response:
         what = {404: "no such path", 405: f"{request.method} is not a method of this path"}
         message = f"{what.get(error.status_code, error.detail)}: {request.url.path}"
+        if error.status_code == 404 and f"/v1{request.url.path}" in _PATHS:
+            message += "; a client's base URL ends in /v1"
         kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
         return error_response(
             ApiError(error.status_code, message, type=kind, headers=dict(error.headers or {}))

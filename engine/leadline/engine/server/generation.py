@@ -16,6 +16,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from leadline.engine.async_engine import AsyncEngine
+from leadline.engine.errors import RequestError
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.server.connection import REQUEST_ID
 from leadline.engine.server.http import (
@@ -185,7 +186,7 @@ async def guarded(events: AsyncIterator[bytes], timer: RequestTimer) -> AsyncGen
             if not started:
                 raise
             answer = api_error(error)
-            if answer.status >= 500:
+            if answer.status >= 500 and not isinstance(error, RequestError):
                 log_failure(error, answer)
             timer.finish(outcome_of(error))
             yield sse(answer.body())
