@@ -56,6 +56,16 @@ def test_tokenize_applies_the_chat_template(server: LiveServer) -> None:
     assert tokens[: len(closed)] == closed
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models", "/metrics"])
+def test_head_is_get_without_a_body(server: LiveServer, path: str) -> None:
+    """What `curl -I`, `wget --spider` and uptime monitors ask."""
+    with server.http as http:
+        response = http.head(path)
+        assert response.status_code == 200
+        assert response.content == b""
+        assert http.get("/health").json() == {"status": "serving"}  # on the same connection
+
+
 def test_probes_and_version(server: LiveServer) -> None:
     with server.http as http:
         assert http.get("/health").json() == {"status": "serving"}

@@ -65,7 +65,7 @@ def create_app(engine: AsyncEngine | None, settings: ServerSettings) -> FastAPI:
             app.add_api_route(
                 path,
                 _endpoint(handler, state, keyed),
-                methods=[method],
+                methods=["GET", "HEAD"] if method == "GET" else [method],
                 response_model=None,
                 include_in_schema=False,
             )
