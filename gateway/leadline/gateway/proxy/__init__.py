@@ -9,6 +9,7 @@ In reading order:
     body             what is read of a request, and how fields are added to it
     routing          prompt chain, matches, the policy's choice; namespaces: several chains during a rollout
     attempts         pods tried one after the other until the first byte; attempt: one of them
+    outgoing         what a pod is sent
     relay            the answer's way back: whole, streamed, moved
     migration        one stream over several pods
     upstream         HTTP/1.1 to pods; pool: connections kept; patience: waiting, and pods that hang

@@ -16,10 +16,10 @@ from leadline.gateway.admission.admission import Admission, Ticket
 from leadline.gateway.errors import DeadlinePassed, NoPods
 from leadline.gateway.pods import Pod
 from leadline.gateway.proxy.attempt import Attempt
-from leadline.gateway.proxy.body import amended
 from leadline.gateway.proxy.call import Call
 from leadline.gateway.proxy.deadlines import Deadlines
-from leadline.gateway.proxy.headers import header, request_head
+from leadline.gateway.proxy.headers import header
+from leadline.gateway.proxy.outgoing import may_move, request_for
 from leadline.gateway.proxy.patience import Patience
 from leadline.gateway.proxy.pool import Pool
 from leadline.gateway.proxy.routing import choose
@@ -168,9 +168,9 @@ class Dispatcher:
         except BaseException:
             attempt.close()
             raise
-        if reason:
+        if reason is not None:
             attempt.close()
-        return reason or None
+        return reason
 
     async def _hedged(
         self, call: Call, attempt: Attempt, extra: dict[str, object], tried: set[str], delay: float
@@ -206,26 +206,14 @@ class Dispatcher:
             for loser in racers.values():
                 loser.close()
 
-    async def _try(self, call: Call, attempt: Attempt, extra: dict[str, object]) -> str:
-        """Why to go elsewhere, or ""."""
+    async def _try(self, call: Call, attempt: Attempt, extra: dict[str, object]) -> str | None:
+        """Why to go elsewhere; None: this is the answer. Raises UpstreamError."""
         settings = self.settings
-        pod, incoming = attempt.pod, call.incoming
-        movable = attempt.movable = bool(extra) or self._movable(call, pod)
-        body = incoming.body
-        fields = self._fields(call, pod, movable) | extra
-        if fields:
-            body = amended(body, **fields)
-        head = request_head(
-            call.path,
-            call.headers,
-            pod.address,
-            len(body),
-            settings,
-            client=call.client,
-            plain=movable,
-        )
+        pod = attempt.pod
+        attempt.movable = bool(extra) or may_move(call, pod, settings)
+        head, body = request_for(call, pod, settings, movable=attempt.movable, extra=extra)
         until = time.monotonic() + (
-            settings.first_byte_timeout if incoming.stream else settings.answer_timeout
+            settings.first_byte_timeout if call.incoming.stream else settings.answer_timeout
         )
         if call.deadline is not None:
             until = min(until, call.deadline)
@@ -270,7 +258,8 @@ class Dispatcher:
                     raise
             connection = await pool.take(fresh=True)
 
-    def _judge(self, call: Call, attempt: Attempt, status: int) -> str:
+    def _judge(self, call: Call, attempt: Attempt, status: int) -> str | None:
+        """What the status says of the pod, and whether to go elsewhere for it."""
         full = status == 503 and header(attempt.headers, b"retry-after") is not None
         late = status == 504 and call.deadline is not None
         if (status in _SICK and not late) or (status == 503 and not full):
@@ -279,36 +268,7 @@ class Dispatcher:
             attempt.succeeded()
         if status in _ELSEWHERE and not late:
             return f"status_{status}"
-        return ""
-
-    def _movable(self, call: Call, pod: Pod) -> bool:
-        """Whether the stream shall be able to move away from this pod."""
-        mode = self.settings.migration
-        if mode == "off" or not call.incoming.resumable:
-            return False
-        return mode == "on" or pod.report is not None
-
-    def _fields(self, call: Call, pod: Pod, movable: bool) -> dict[str, object]:
-        """What the pod's body must say that the client's does not."""
-        fields: dict[str, object] = {}
-        request = call.incoming.fields
-        model = call.service.upstream_model(request.model, pod) if request.model is not None else None
-        if model is not None:
-            fields["model"] = model
-        if movable:
-            if not getattr(request, "return_token_ids", None):
-                fields["return_token_ids"] = True
-            if request.seed is None:
-                fields["seed"] = call.seed
-        if call.batch:
-            fields["priority_class"] = "batch"
-        if call.patience is not None:
-            fields["queue_timeout"] = call.patience
-        if call.deadline is not None:
-            now = time.monotonic()
-            if now - call.arrived > 0.05:
-                fields["deadline"] = max(0.001, call.deadline - now)
-        return fields
+        return None
 
     def _nothing(self, call: Call, problem: UpstreamError | None) -> RequestError:
         if call.deadline is not None and time.monotonic() >= call.deadline:
