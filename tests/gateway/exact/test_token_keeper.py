@@ -156,7 +156,7 @@ async def test_a_rollout_to_another_model_exchanges_the_tokenizer_when_most_pods
         # A request that began with the old tokens may still use them.
         assert isinstance(before, TokenService)
         text = "words that nobody has seen, " * 2000
-        assert await before._in_thread(before.tokenizer.encode, text) == old._tokenizer.encode(text)
+        assert await before._encoder.in_thread(before.tokenizer.encode, text) == old._tokenizer.encode(text)
         assert [mode.exact for mode in one.modes] == [True, True]
 
 

@@ -201,14 +201,14 @@ async def test_many_requests_for_one_new_text_tokenize_it_once(service):
     answers = await asyncio.gather(*(service.prompts(chat(LONG), IDENTITY) for _ in range(20)))
     assert len({tuple(answer[0].ids) for answer in answers}) == 1
     assert service.counts.encoded <= answers[0][0].num_tokens
-    assert not service._encoding
+    assert not service._encoder._encoding
 
 
 async def test_a_client_that_leaves_does_not_take_the_work_from_others(service):
     request = chat(LONG)
     leaver = asyncio.create_task(service.prompts(request, IDENTITY))
     await asyncio.sleep(0)  # it runs up to where it waits for a thread
-    assert service._encoding
+    assert service._encoder._encoding
     stayer = asyncio.create_task(service.prompts(request, IDENTITY))
     await asyncio.sleep(0)
     leaver.cancel()
@@ -238,7 +238,7 @@ async def test_a_callers_mistake_is_the_engines_error(service):
         await service.prompts(TokenizeRequest(messages=[UserMessage(content="\ud800")]), IDENTITY)
     with pytest.raises(RequestError, match="Unicode"):
         await service.prompts(TokenizeRequest(messages=[UserMessage(content=LONG + "\ud800")]), IDENTITY)
-    assert not service._encoding
+    assert not service._encoder._encoding
     with pytest.raises(RequestError, match="add_generation_prompt"):
         await service.prompts(chat("a", continue_final_message=True, add_generation_prompt=True), IDENTITY)
 

@@ -1,10 +1,12 @@
 """Prompts as the engine will see them: token ids and the prefix chain of a request, before it is routed.
 
-service       TokenService: the prompts of one model's requests, tokenized once
+service       TokenService: the prompts of one model's requests
 segments      where a text may be cut so that the parts tokenize as the whole does
-memo          what parts of texts tokenize to
+encoder       what the parts tokenize to: remembered, waited for, or found out in a thread
+prompt_memo   whole prompts of short chats that were asked before
+memo, words   parts of texts and words that were tokenized before
 chain_memo    hashes of blocks that an earlier prompt began with as well
-lru           the bounded cache under both
+lru           the bounded cache under the memos
 approximate   ApproximateTokens: the same interface over pieces of text, when there is no tokenizer
 parity        whether an engine arrives at the same token ids
 
