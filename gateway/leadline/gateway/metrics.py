@@ -1,9 +1,10 @@
-"""Prometheus metrics of the gateway, `leadline_gateway_*`.
+"""Prometheus metrics of the gateway, `leadline_gateway_*`: all that requests count.
 
 Labels are bounded: services and pods we know, status codes, fixed reasons; never what a client sent. With
 several workers each counts into files of a shared directory (PROMETHEUS_MULTIPROC_DIR, set by main.py before
 this module is imported), and whichever worker is scraped adds them up. What every request counts goes through
-tallies: the worker that is scraped shows its own at once, the others `FLUSH_SECONDS` later.
+tallies: the worker that is scraped shows its own at once, the others `FLUSH_SECONDS` later. What services and
+pods are like is in state_gauges.py.
 """
 
 import asyncio
@@ -13,8 +14,8 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from leadline.gateway.proxy.breaker import CircuitBreaker
 from leadline.gateway.services import Service
+from leadline.gateway.state_gauges import StateGauges
 from leadline.gateway.tallies import CountTally, GaugeTally, HistogramTally
 
 __all__ = ["FLUSH_SECONDS", "GatewayMetrics", "ServiceMetrics"]
@@ -23,7 +24,6 @@ FLUSH_SECONDS = 0.5
 
 _FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-_STATES = {"closed": 0, "half_open": 1, "open": 2}
 
 
 class GatewayMetrics:
@@ -118,53 +118,8 @@ class GatewayMetrics:
             registry=registry,
             multiprocess_mode="livesum",
         )
-        self._waiting = Gauge(
-            f"{prefix}queued_requests",
-            "Requests that wait for a pod with room",
-            own,
-            registry=registry,
-            multiprocess_mode="livesum",
-        )
-        self._pods = Gauge(
-            f"{prefix}pods",
-            "Pods that may be picked",
-            own,
-            registry=registry,
-            multiprocess_mode="livemostrecent",
-        )
-        self._blocks = Gauge(
-            f"{prefix}index_blocks",
-            "Blocks in the prefix index, counted once for each pod that holds them",
-            own,
-            registry=registry,
-            multiprocess_mode="livemostrecent",
-        )
-        self._guesses = Gauge(
-            f"{prefix}index_speculative_blocks",
-            "Blocks that pods are believed to hold soon",
-            own,
-            registry=registry,
-            multiprocess_mode="livesum",
-        )
-        self._circuit = Gauge(
-            f"{prefix}circuit_state",
-            "Of a pod: 0 closed, 1 half open, 2 open; the worst of the workers",
-            [*own, "pod"],
-            registry=registry,
-            multiprocess_mode="livemax",
-        )
-        self._agrees = Gauge(
-            f"{prefix}tokenizer_agrees",
-            "Whether an engine tokenizes as the gateway does: 1 yes, 0 no, -1 it could not be asked",
-            own,
-            registry=registry,
-            multiprocess_mode="livemin",
-        )
         self._known: dict[str, ServiceMetrics] = {}
-        self._compared: set[str] = set()
-        """Services whose tokenizer was compared with a pod's."""
-        self._shown: dict[tuple[Gauge, tuple[str, ...]], float] = {}
-        """Gauges of what `refresh` saw last (and their labels) → what they must be where it is gone."""
+        self._state = StateGauges(registry)
         self._timer: asyncio.TimerHandle | None = None
 
     def service(self, name: str) -> "ServiceMetrics":
@@ -187,45 +142,13 @@ class GatewayMetrics:
 
     def parity(self, service: str, agrees: bool | None) -> None:
         """What comparing tokenizers showed."""
-        self._agrees.labels(service).set(-1 if agrees is None else int(agrees))
-        self._compared.add(service)
+        self._state.parity(service, agrees)
 
     def refresh(self, services: Iterable[Service], now: float, waiting: dict[str, int] | None = None) -> None:
         """Bring everything up to date; called every few seconds and before an answer to a scrape."""
         for one in self._known.values():
             one.flush()
-        shown: dict[tuple[Gauge, tuple[str, ...]], float] = {}
-        for service in services:
-            name = service.name
-            stats = service.index.stats()
-            self._blocks.labels(name).set(stats.entries)
-            self._guesses.labels(name).set(service.index.speculative_entries)
-            usable = 0
-            for pod in service.pods.values():
-                circuit = pod.circuit
-                state = circuit.state if isinstance(circuit, CircuitBreaker) else "closed"
-                self._circuit.labels(name, pod.id).set(_STATES[state])
-                shown[self._circuit, (name, pod.id)] = 0
-                usable += pod.ready and not pod.draining and circuit.allows(now)
-            self._pods.labels(name).set(usable)
-            self._waiting.labels(name).set((waiting or {}).get(name, 0))
-            for gauge in (self._blocks, self._guesses, self._pods, self._waiting):
-                shown[gauge, (name,)] = 0
-            if name in self._compared:
-                shown[self._agrees, (name,)] = -1
-        for (gauge, labels), nothing in self._shown.items():
-            if (gauge, labels) not in shown:
-                self._gone(gauge, labels, nothing)
-        self._shown = shown
-
-    def _gone(self, gauge: Gauge, labels: tuple[str, ...], nothing: float) -> None:
-        """A pod or a service is gone: what was true of it last must not be told for ever."""
-        if gauge is self._agrees:
-            self._compared.discard(labels[0])
-        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # where series stay until the process ends
-            gauge.labels(*labels).set(nothing)
-        else:
-            gauge.remove(*labels)
+        self._state.refresh(services, now, waiting or {})
 
     def render(self) -> bytes:
         """The text of `GET /metrics`."""
