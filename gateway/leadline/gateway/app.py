@@ -21,7 +21,7 @@ from leadline.gateway.admission.admission import Admission
 from leadline.gateway.background import Background
 from leadline.gateway.config import GatewayConfig
 from leadline.gateway.configured_services import build_table
-from leadline.gateway.errors import NoPods, shutting_down, unknown_model
+from leadline.gateway.errors import NoPods, answer_to, shutting_down, unknown_model
 from leadline.gateway.keys import KeyRing
 from leadline.gateway.metrics import GatewayMetrics
 from leadline.gateway.proxy.access_log import AccessLog
@@ -236,12 +236,8 @@ def _json(body: bytes) -> Response:
 
 
 def _error(error: RequestError) -> Response:
-    headers = dict(getattr(error, "headers", {}))
-    retry_after = getattr(error, "retry_after", None)
-    if retry_after is not None:
-        headers["Retry-After"] = str(max(1, round(retry_after)))
-    body = encode_error(error.message, type=error.type, param=error.param, code=error.code)
-    return Response(body, error.status, headers, "application/json")
+    status, headers, body = answer_to(error)
+    return Response(body, status, {name.decode(): value.decode() for name, value in headers})
 
 
 def _version() -> str:

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from leadline.gateway.errors import shutting_down
+from leadline.gateway.errors import InternalError, answer_to, shutting_down
 from leadline.gateway.proxy.exchange import ClientGone, Exchange
-from leadline.protocol.errors import RequestError, encode_error
+from leadline.protocol.errors import RequestError
 
 __all__ = ["Receive", "Scope", "Send", "serve_asgi"]
 
@@ -23,7 +23,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _MAX_BODY = 1 << 20
 """None of these routes wants a body."""
-_JSON = [(b"content-type", b"application/json")]
 
 
 async def serve_asgi(app: Callable[[Scope, Receive, Send], Awaitable[None]], exchange: Exchange) -> None:
@@ -65,9 +64,7 @@ async def serve_asgi(app: Callable[[Scope, Receive, Send], Awaitable[None]], exc
             raise
     except Exception:
         logger.exception("%s %s failed", exchange.method.decode("latin-1"), exchange.path)
-        if not exchange.started:
-            body = encode_error("internal error; the gateway's log says more", type="server_error")
-            exchange.answer(500, _JSON, body)
+        _say(exchange, InternalError())
     finally:
         if not exchange.finished:
             exchange.drop()
@@ -75,8 +72,7 @@ async def serve_asgi(app: Callable[[Scope, Receive, Send], Awaitable[None]], exc
 
 def _say(exchange: Exchange, error: RequestError) -> None:
     if not exchange.started:
-        body = encode_error(error.message, type=error.type, param=error.param, code=error.code)
-        exchange.answer(error.status, _JSON, body)
+        exchange.answer(*answer_to(error))
 
 
 def _scope(exchange: Exchange) -> Scope:

@@ -17,7 +17,7 @@ import random
 import time
 
 from leadline.gateway.admission.admission import Admission
-from leadline.gateway.errors import GatewayRefusal, shutting_down
+from leadline.gateway.errors import InternalError, answer_to, shutting_down
 from leadline.gateway.metrics import GatewayMetrics
 from leadline.gateway.principal import Principal
 from leadline.gateway.proxy.access_log import AccessLog
@@ -32,9 +32,9 @@ from leadline.gateway.proxy.routing import known_prompt, read_prompt
 from leadline.gateway.proxy.settings import ProxySettings
 from leadline.gateway.proxy.tracing import Tracing
 from leadline.gateway.services import ServiceTable
-from leadline.protocol.errors import RequestError, encode_error
+from leadline.protocol.errors import RequestError
 
-__all__ = ["PATHS", "ProxyHandler", "error_answer"]
+__all__ = ["PATHS", "ProxyHandler"]
 
 logger = logging.getLogger("leadline.gateway")
 
@@ -48,13 +48,6 @@ class UnsupportedEncoding(RequestError):
     """A compressed body, which cannot be routed."""
 
     status = 415
-
-
-class InternalError(RequestError):
-    """Our mistake."""
-
-    status = 500
-    type = "server_error"
 
 
 class ProxyHandler:
@@ -91,7 +84,7 @@ class ProxyHandler:
         except RequestError as error:
             books.status = error.status
             if not exchange.started:
-                error_answer(error, exchange, books.extra_headers)
+                _error_answer(error, exchange, books.extra_headers)
         except ClientGone:
             books.status = 499
         except asyncio.CancelledError:
@@ -99,14 +92,13 @@ class ProxyHandler:
             if not exchange.gone:  # the server stops, and its patience has ended
                 books.status = 503
                 if not exchange.started:
-                    error_answer(shutting_down(), exchange, books.extra_headers)
+                    _error_answer(shutting_down(), exchange, books.extra_headers)
                 raise
         except Exception:
             logger.exception("a request failed unexpectedly")
             books.status = 500
             if not exchange.started:
-                fault = InternalError("internal error; the gateway's log says more", code="internal_error")
-                error_answer(fault, exchange, books.extra_headers)
+                _error_answer(InternalError(), exchange, books.extra_headers)
         finally:
             if not exchange.finished:
                 exchange.drop()
@@ -243,13 +235,7 @@ class _Asking:
         self.priority_class = "batch" if asked == "batch" else principal.priority_class
 
 
-def error_answer(error: RequestError, exchange: Exchange, extra: Headers) -> None:
+def _error_answer(error: RequestError, exchange: Exchange, extra: Headers) -> None:
     """An OpenAI-shaped answer."""
-    body = encode_error(error.message, type=error.type, param=error.param, code=error.code)
-    headers = [(b"content-type", b"application/json"), *extra]
-    retry_after = getattr(error, "retry_after", None)
-    if retry_after is not None:
-        headers.append((b"retry-after", b"%d" % max(1, round(retry_after))))
-    if isinstance(error, GatewayRefusal):
-        headers += [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
-    exchange.answer(error.status, headers, body)
+    status, headers, body = answer_to(error)
+    exchange.answer(status, headers + extra, body)

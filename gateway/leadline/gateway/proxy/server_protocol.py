@@ -26,10 +26,11 @@ from typing import Any
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from leadline.gateway.errors import InternalError, answer_to
 from leadline.gateway.proxy.deadlines import Deadlines
 from leadline.gateway.proxy.exchange import Exchange, SlowRequest, whole_answer
 from leadline.gateway.proxy.request_reader import RequestReader
-from leadline.protocol.errors import RequestError, encode_error
+from leadline.protocol.errors import RequestError
 
 __all__ = ["ServerProtocol"]
 
@@ -41,8 +42,6 @@ way, and a client cannot know that it was not read."""
 _FLUSH = 30.0
 """Seconds that a client gets to read the last answer of its connection."""
 logger = logging.getLogger("leadline.gateway")
-
-_JSON = [(b"content-type", b"application/json")]
 
 
 class ServerProtocol(RequestReader):
@@ -235,8 +234,7 @@ class ServerProtocol(RequestReader):
         if exchange.started:
             self.drop()
         else:
-            body = encode_error("internal error; the gateway's log says more", type="server_error")
-            exchange.answer(500, _JSON, body)
+            exchange.answer(*answer_to(InternalError()))
 
     def _stalled(self, transport: asyncio.Transport) -> None:
         """The client stays, and does not read: it must not keep a pod busy."""
@@ -269,8 +267,7 @@ class ServerProtocol(RequestReader):
         self._deaf = True
         self._timed = False
         if not self._close_behind():
-            body = encode_error(fault.message, type=fault.type, param=fault.param, code=fault.code)
-            self.send(whole_answer(fault.status, _JSON, body, close=True))
+            self.send(whole_answer(*answer_to(fault), close=True))
             self._linger()
 
     def _close_behind(self) -> bool:
