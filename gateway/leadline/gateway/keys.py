@@ -63,11 +63,6 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._ring.fast) + len(self._ring.slow)
 
-    @property
-    def open_to_all(self) -> bool:
-        """There is no key file."""
-        return self._path is None
-
     def authenticate(self, authorization: str | None) -> Principal:
         """Who sends this Authorization header (`Bearer KEY`). Raises InvalidKey (401, invalid_api_key).
 

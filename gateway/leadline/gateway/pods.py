@@ -157,10 +157,6 @@ class Pod:
                 lease._epoch = epoch
         self.epoch = epoch
 
-    def heartbeat_age(self, now: float) -> float:
-        """Seconds since the last report; infinite if there is none."""
-        return now - self.reported_at
-
     @property
     def draining(self) -> bool:
         """It finishes what it has and must be sent nothing new (P8)."""

@@ -36,7 +36,6 @@ def test_without_a_file_everybody_is_anonymous() -> None:
     ring = KeyRing()
     assert ring.authenticate(None) is ANONYMOUS
     assert ring.authenticate("Bearer anything") is ANONYMOUS
-    assert ring.open_to_all
 
 
 def test_a_key_is_known_by_its_hash_and_says_who_asks(keys: tuple[KeyRing, str, Path]) -> None:

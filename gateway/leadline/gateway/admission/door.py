@@ -31,7 +31,7 @@ class Client(Protocol):
 
 @dataclass(slots=True)
 class AdmissionStats:
-    """What happened at one service's door since the start, for metrics."""
+    """What happened at one service's door since the start."""
 
     admitted: int = 0
     """Let in, those that had waited included."""

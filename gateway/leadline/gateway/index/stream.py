@@ -80,7 +80,7 @@ class EventStream:
         self._by_pod: dict[str, _Position] = {}
         self._by_epoch: dict[str, _Position] = {}
         self.gaps = 0
-        """Times a pod fell out of step, for metrics."""
+        """Times a pod fell out of step."""
 
     def pod_seen(self, pod: str, epoch: str) -> bool:
         """A heartbeat. Returns whether the epoch is new: the pod then holds nothing, from this moment on."""

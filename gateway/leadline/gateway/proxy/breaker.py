@@ -21,7 +21,7 @@ __all__ = ["CircuitBreaker", "breaker_of"]
 class CircuitBreaker:
     """Satisfies `pods.Circuit`."""
 
-    __slots__ = ("_limit", "_max_seconds", "_pause", "_seconds", "failures", "opens", "probing", "retry_at")
+    __slots__ = ("_limit", "_max_seconds", "_pause", "_seconds", "failures", "probing", "retry_at")
 
     def __init__(self, *, failures: int = 3, seconds: float = 1.0, max_seconds: float = 30.0) -> None:
         self._limit = failures
@@ -32,7 +32,6 @@ class CircuitBreaker:
         self.retry_at: float | None = None
         """When an open circuit may be tried; None: closed."""
         self.probing = False
-        self.opens = 0
 
     def allows(self, now: float) -> bool:
         return self.retry_at is None or (now >= self.retry_at and not self.probing)
@@ -61,8 +60,6 @@ class CircuitBreaker:
 
     def hold(self) -> None:
         """Open at once, until `try_again`: the pod was seen to answer nothing at all."""
-        if self.retry_at is None:
-            self.opens += 1
         self.retry_at = float("inf")
         self.probing = False
 
@@ -82,7 +79,6 @@ class CircuitBreaker:
         elif self.failures < self._limit:
             return False
         self.retry_at = now + self._pause
-        self.opens += 1
         return True
 
 

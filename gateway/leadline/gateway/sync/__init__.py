@@ -8,7 +8,7 @@ redis_sync   RedisSync: one task a service that reads for ever, and outlives Red
 heartbeats   which reports are new and which pods have gone silent; pure
 find         which pod a report is of
 snapshots    what the index asks for, loaded when Redis has it
-counts       what metrics show of it
+counts       what it has done so far
 client       the Redis client as we use it
 timing       SyncTiming: how often, and for how long
 stream_ids   positions in the event stream

@@ -1,4 +1,4 @@
-"""What a RedisSync has done so far, for metrics to read."""
+"""What a RedisSync has done so far: for tests, and for whoever looks into a running gateway."""
 
 from collections import Counter
 from dataclasses import dataclass, field

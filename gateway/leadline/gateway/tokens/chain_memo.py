@@ -47,7 +47,7 @@ class ChainMemo:
         self._nodes: ByteLRU[tuple[bytes | int, int], _Node] = ByteLRU(max_bytes)
         self._serials = itertools.count()
         self.hashed_blocks = 0
-        """Blocks hashed so far, for metrics and tests."""
+        """Blocks hashed so far."""
 
     @property
     def used_bytes(self) -> int:

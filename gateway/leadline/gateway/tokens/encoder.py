@@ -27,7 +27,7 @@ INLINE_CHARACTERS = 4096
 
 @dataclass(slots=True)
 class TokenCounts:
-    """What the memo did so far, for metrics."""
+    """What the memo did so far."""
 
     encoded: int = 0
     """Tokens that came out of the tokenizer."""
