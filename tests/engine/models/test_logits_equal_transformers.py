@@ -51,6 +51,8 @@ CASES = {
     "qwen2_yarn": ("qwen2", {"rope_parameters": YARN}),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "qwen3_tied_with_bias": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True, "attention_bias": True}),
+    "smollm3": ("smollm3", {}),
+    "smollm3_layers_named": ("smollm3", {"no_rope_layers": [0, 1, 0], "attention_bias": True}),
     "phi3": ("phi3", {}),
     "phi3_tied_one_kv_head": ("phi3", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "mixtral": ("mixtral", {}),
@@ -76,7 +78,9 @@ def test_float32_logits_equal_those_of_transformers(case, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "phi3", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "mixtral", "qwen3_moe"]
+)
 def test_16_bit_logits_are_close_to_the_float32_ones_of_transformers(family, dtype, tmp_path):
     folder = save_reference(build_reference(family, head_dim=16).to(dtype), tmp_path)
     config = load_model_config(folder)

@@ -217,3 +217,27 @@ def test_experts_are_read(tmp_path):
 def test_experts_that_make_no_sense_are_refused_by_name(changes, message, tmp_path):
     with pytest.raises(UnsupportedModel, match=f"config.json: {message}"):
         load_model_config(write(tmp_path, moe(**changes)))
+
+
+def smollm3(**changes):
+    return {**BASE, "num_hidden_layers": 5, "architectures": ["SmolLM3ForCausalLM"], **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({}, {3}),
+        ({"no_rope_layer_interval": 2}, {1, 3}),
+        ({"no_rope_layers": [1, 1, 0, 1, 0]}, {2, 4}),
+        ({"no_rope_layers": [1] * 5}, set()),
+    ],
+)
+def test_layers_without_rotation_are_read(changes, layers, tmp_path):
+    assert load_model_config(write(tmp_path, smollm3(**changes))).unrotated_layers == layers
+    assert load_model_config(write(tmp_path, {**LLAMA, **changes})).unrotated_layers == set()
+
+
+@pytest.mark.parametrize("value", [[1, 1], [1, 1, 1, 1, 2], "11101"])
+def test_layers_without_rotation_that_make_no_sense_are_refused(value, tmp_path):
+    with pytest.raises(UnsupportedModel, match="no_rope_layers must be a 0 or a 1 for each of 5 layers"):
+        load_model_config(write(tmp_path, smollm3(no_rope_layers=value)))

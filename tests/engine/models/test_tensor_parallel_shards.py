@@ -92,6 +92,7 @@ CASES = {
     ),
     "a_rank_without_heads": (4, "mistral", NINE),
     "columns_of_the_mlp_do_not_divide": (3, "qwen2", {"num_key_value_heads": 3, "mlp_bias": True}),
+    "layers_without_rotation": (2, "smollm3", {}),
     "merged_projections": (2, "phi3", {}),
     "merged_projections_that_do_not_divide": (4, "phi3", NINE),
     "experts": (2, "mixtral", {}),

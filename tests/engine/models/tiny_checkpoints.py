@@ -23,6 +23,7 @@ BASE: dict[str, Any] = {
 }
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
+    "smollm3": {"pad_token_id": 0, "no_rope_layer_interval": 2},
     "phi3": {"pad_token_id": 0},
     "mixtral": {"num_local_experts": 5},
     "qwen3_moe": {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 16},
@@ -38,6 +39,7 @@ def build_reference(family: str, seed: int = 0, **changes: Any) -> Any:
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+        "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
         "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
         "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
         "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),

@@ -2,7 +2,7 @@
 
     config.py    config.json and generation_config.json → ModelConfig; refuses by field name what we lack
                  rope_config.py reads its rotary settings
-    families.py  what sets Llama, Mistral, Qwen2, Qwen3, Phi-3, Mixtral and Qwen3-MoE apart, as data
+    families.py  what sets the architectures apart, as data
     base.py      the contract with the runner: CausalLM, AttentionFn
     decoder.py   the one decoder; layers.py its parts, ops.py its element-wise operations, rope.py its tables
     few_rows.py  steps of 1 to 64 rows on CUDA by fused products: triton_gemv.py, triton_skinny.py with

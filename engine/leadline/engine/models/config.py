@@ -64,6 +64,8 @@ class ModelConfig:
     """Checkpoints have qkv_proj and gate_up_proj, each one tensor."""
     dtype: str
     """The checkpoint's: float32 | float16 | bfloat16."""
+    unrotated_layers: frozenset[int] = frozenset()
+    """Without a rotary embedding."""
     experts: ExpertsConfig | None = None
     """MLPs are mixtures of these."""
     bos_token_id: int | None = None
@@ -138,6 +140,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         qk_norm=family.qk_norm,
         merged=family.merged,
         dtype=_dtype(fields),
+        unrotated_layers=_unrotated(fields, num_layers) if family.unrotated else frozenset(),
         experts=None if family.experts is None else read_experts(fields, family.experts, num_layers),
         bos_token_id=generation.get("bos_token_id", raw.get("bos_token_id")),
         eos_token_ids=_token_ids(
@@ -188,6 +191,18 @@ def _size(fields: Mapping[str, Any], name: str, default: int | None = None) -> i
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UnsupportedModel(f"config.json: {name} must be a positive integer, not {value!r}")
     return value
+
+
+def _unrotated(fields: Mapping[str, Any], num_layers: int) -> frozenset[int]:
+    rotated = fields.get("no_rope_layers")
+    if rotated is None:
+        interval = _size(fields, "no_rope_layer_interval")
+        rotated = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
+    if not isinstance(rotated, list) or len(rotated) != num_layers or not set(rotated) <= {0, 1}:
+        raise UnsupportedModel(
+            f"config.json: no_rope_layers must be a 0 or a 1 for each of {num_layers} layers, not {rotated!r}"
+        )
+    return frozenset(layer for layer, rotates in enumerate(rotated) if not rotates)
 
 
 def _dtype(fields: Mapping[str, Any]) -> str:

@@ -1,5 +1,5 @@
-"""The one decoder: Llama, Mistral, SmolLM2, Qwen2, Qwen3, Phi-3, Mixtral and Qwen3-MoE differ in
-ModelConfig's switches only.
+"""The one decoder: Llama, Mistral, SmolLM2, Qwen2, Qwen3, SmolLM3, Phi-3, Mixtral and Qwen3-MoE differ
+in ModelConfig's switches only.
 
     input ids → embedding ─┬─────────── + ─┬──────── + ─ ... ─ norm → hidden states → head → logits
                            └ norm → attn ─┘└ norm → mlp ┘
@@ -48,6 +48,9 @@ class DecoderLayer:
         heads, kv_heads = tp.heads(config.num_heads, config.num_kv_heads)
 
         self.index, self.ops, self.eps = index, ops, config.rms_norm_eps
+        self.rotates = index not in config.unrotated_layers
+        self.still: tuple[torch.Tensor, torch.Tensor] | None = None
+        """Whole tables of a layer that does not rotate, where the kernel looks up rows of them."""
         self.num_heads, self.num_kv_heads = heads.count, kv_heads.count
         self.input_norm = Norm(config.hidden_size, place)
         self.qkv = ColumnLinear(
@@ -102,6 +105,8 @@ class DecoderLayer:
         """q, k and v heads of the merged projection, normed and rotated; k and v in the cache if told to."""
         norms = target = None
         cos, sin, positions = rotation
+        if not self.rotates:
+            cos, sin = self.still or (torch.ones_like(cos), torch.zeros_like(sin))
         if self.q_norm is not None and self.k_norm is not None:
             norms = (self.q_norm.weight, self.k_norm.weight, self.eps)
         if write is not None:
@@ -171,6 +176,10 @@ class Decoder:
         )
         self.embed = VocabEmbedding(config.vocab_size, config.hidden_size, place, tp)
         self.layers = [DecoderLayer(index, config, place, tp, self.ops) for index in range(config.num_layers)]
+        if config.unrotated_layers and self.ops.looks_up:
+            still = (torch.ones_like(self.cos), torch.zeros_like(self.sin))
+            for index in config.unrotated_layers:
+                self.layers[index].still = still
         self.norm = Norm(config.hidden_size, place)
         # The norm that comes after each layer: the next layer's first one, or the final one.
         self.following_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]

@@ -24,6 +24,9 @@ class Family:
     """RMSNorm over each query and key head before the rotary embedding."""
     window_switch: bool = False
     """sliding_window counts only when use_sliding_window is true, on layers from max_window_layers on."""
+    unrotated: bool = False
+    """no_rope_layers has a 0 for each layer without a rotary embedding; without it, every
+    no_rope_layer_interval-th is one."""
     merged: bool = False
     """Checkpoints have qkv_proj and gate_up_proj, each one tensor."""
     experts: ExpertNames | None = None
@@ -51,6 +54,19 @@ FAMILIES: dict[str, Family] = {
             "head_dim": 128,
             "sliding_window": 4096,
             "max_window_layers": 28,
+        },
+    ),
+    "SmolLM3ForCausalLM": Family(
+        "smollm3",
+        qkv_bias=None,
+        mlp_bias=None,
+        window_switch=True,
+        unrotated=True,
+        defaults={
+            "num_key_value_heads": 4,
+            "tie_word_embeddings": True,
+            "no_rope_layer_interval": 4,
+            "rope_theta": 2_000_000.0,
         },
     ),
     "Phi3ForCausalLM": Family("phi3", merged=True),

@@ -16,6 +16,7 @@ BUILDERS: dict[str, type[Decoder]] = {
     "mistral": Decoder,
     "qwen2": Decoder,
     "qwen3": Decoder,
+    "smollm3": Decoder,
     "phi3": Decoder,
     "mixtral": Decoder,
     "qwen3_moe": Decoder,
