@@ -540,6 +540,18 @@ def test_a_rollout_whose_new_pod_finds_no_gpu_is_blocked() -> None:
     assert condition(made, "ModelAvailable")["status"] == "True"
 
 
+def test_a_rollout_that_somebody_has_paused_is_blocked_and_says_how_it_goes_on() -> None:
+    children = deployment(1, updated=0, total=1)
+    (child,) = children.values()
+    child["spec"]["paused"] = True
+    made = plan_of(children=children, pods=[pod("a", ready=True)])
+    assert condition(made)["reason"] == "RolloutBlocked"
+    assert "`kubectl rollout resume deployment qwen-engine`" in condition(made)["message"]
+    assert condition(made, "Progressing")["status"] == "False"
+    crashes = pod("a", containerStatuses=[waiting("CrashLoopBackOff", "", last=ended(1, "boom"))])
+    assert "boom" in condition(plan_of(children=children, pods=[crashes]))["message"]
+
+
 def test_a_rollout_past_its_deadline_is_blocked() -> None:
     late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
     made = plan_of(

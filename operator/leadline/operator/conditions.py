@@ -78,7 +78,7 @@ def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
     if finding is not None and not finding.is_failure and (before := last_eviction(observed.pods)):
         finding = replace(finding, message=f"{finding.message}; {before}")
     available = ready > 0
-    blocked = _blocked(finding, status, old, wanted)
+    blocked = _blocked(finding, deployment, old, wanted)
     if blocked is not None:
         return Verdict(False, Reason.ROLLOUT_BLOCKED, blocked, available, False)
     if finding is not None and finding.is_failure:
@@ -112,6 +112,8 @@ def _of_newest_template(pods: list[dict[str, Any]], deployment: dict[str, Any]) 
     """Those of `pods` whose trouble is the present spec's. Pods of an older template, which a rollout has yet
     to replace, may fail for what has been corrected. All of them where the Deployment does not tell."""
     status = deployment.get("status", {})
+    if _is_paused(deployment):
+        return pods  # whatever they are made from: no others will be
     if status.get("replicas") and not status.get("updatedReplicas") and _is_seen(deployment):
         return []
     said = [one for one in status.get("conditions") or [] if one.get("type") == "Progressing"]
@@ -123,6 +125,11 @@ def _of_newest_template(pods: list[dict[str, Any]], deployment: dict[str, Any]) 
     return [pod for pod in pods if template_of(pod) in ("", newest)]
 
 
+def _is_paused(deployment: dict[str, Any]) -> bool:
+    """By `kubectl rollout pause`: until it is resumed, pods are made and removed, but not replaced."""
+    return bool(deployment.get("spec", {}).get("paused"))
+
+
 def _refused(deployment: dict[str, Any]) -> list[Finding]:
     """The ReplicaSet controller could not even create pods: quota, Pod Security, an admission webhook."""
     return [
@@ -132,17 +139,24 @@ def _refused(deployment: dict[str, Any]) -> list[Finding]:
     ]
 
 
-def _blocked(finding: Finding | None, status: dict[str, Any], old: int, wanted: int) -> str | None:
+def _blocked(finding: Finding | None, deployment: dict[str, Any], old: int, wanted: int) -> str | None:
     """Why a rollout cannot go on while old pods still serve, or None."""
     if old == 0 or wanted == 0:
         return None
+    if _is_paused(deployment):
+        name = deployment["metadata"]["name"]
+        why = f"; {finding.message}" if finding is not None else ""
+        return (
+            f"Deployment {name} is paused, its pods keep the template that they have: "
+            f"`kubectl rollout resume deployment {name}`{why}"
+        )
     if finding is not None and finding.reason in (Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE):
         return (
             f"a pod of the newest template finds no place while {old} old pods hold theirs "
             f"({finding.message}); "
             "free a place, or set rollout.maxSurge to 0 and rollout.maxUnavailable to 1 or more"
         )
-    for condition in status.get("conditions") or []:
+    for condition in deployment.get("status", {}).get("conditions") or []:
         if condition.get("type") == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded":
             why = finding.message if finding is not None else str(condition.get("message", ""))
             return f"the rollout made no progress while {old} old pods go on serving: {why}"
