@@ -199,6 +199,14 @@ def test_a_change_of_ours_is_put_right_and_a_deleted_child_comes_back(
             return cluster.get("svc", "held-engine")["spec"]["selector"]
 
         until(lambda: selector().get("serving.leadline.io/service") == "held", explain=process.text)
+        # Also where what somebody sets excludes what we do.
+        least = {"spec": {"minAvailable": 0, "maxUnavailable": None}}
+        cluster.kubectl("patch", "pdb", "held-engine", "--type=merge", "-p", json.dumps(least))
+        until(
+            lambda: cluster.get("pdb", "held-engine")["spec"].get("maxUnavailable") == 1,
+            explain=lambda: (cluster.ready("held"), process.text()),
+        )
+        assert "minAvailable" not in cluster.get("pdb", "held-engine")["spec"]
         # The labels by which children are watched and found are put back too, when somebody takes them away.
         for key in ("serving.leadline.io/service", "app.kubernetes.io/managed-by"):
             before = cluster.get("netpol", "held-engine")["metadata"]["labels"]

@@ -240,9 +240,12 @@ class Reconciler:
     async def _apply(self, key: Key, made: Plan, stage: list[Object]) -> bool:
         """Apply some objects. False if one was refused for good. Raises the first error of another kind,
         after what succeeded has been taken in."""
+        children = self._store.children(key)
         for wanted in stage:
             if wanted["kind"] == "Deployment":
-                await self._ranker.before(wanted, self._store.children(key), self._store.pods(key))
+                await self._ranker.before(wanted, children, self._store.pods(key))
+            elif wanted["kind"] == "PodDisruptionBudget":
+                await self._make_way(wanted, children)
         answers = await asyncio.gather(
             *(self._api.apply(wanted, BY_KIND[wanted["kind"]]) for wanted in stage), return_exceptions=True
         )
@@ -259,6 +262,15 @@ class Reconciler:
         if errors:
             self._refusals[key] = _Refusal(str(errors[0]), digest(made.desired), time.monotonic())
         return not errors
+
+    async def _make_way(self, wanted: Object, children: dict[tuple[str, str], Object]) -> None:
+        """Somebody who edits a budget to let a drain pass may set `minAvailable`, with which the API server
+        refuses ours, `maxUnavailable`."""
+        kind = wanted["kind"]
+        live = children.get((kind, wanted["metadata"]["name"]))
+        if live is not None and live["spec"].get("minAvailable") is not None:
+            fields = {"minAvailable": None, "maxUnavailable": wanted["spec"]["maxUnavailable"]}
+            await self._api.set_spec(BY_KIND[kind], live["metadata"], fields)
 
     async def _report(self, service: Object, made: Plan) -> None:
         if made.status == (service.get("status") or {}):
