@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from leadline.engine.errors import ConfigError, ModelNotFound
 from leadline.engine.hub import demo, resolve_model
@@ -61,6 +62,15 @@ def test_a_conversion_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         resolve_model("smollm2", download_dir=tmp_path, progress=False)
     assert [file.name for file in (tmp_path / "models").iterdir() if not file.name.endswith(".lock")] == []
+
+
+def test_a_disk_without_room_for_the_conversion_is_a_config_error(tmp_path, monkeypatch):
+    def no_room(source, folder, progress):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(demo, "_convert", no_room)
+    with pytest.raises(ConfigError, match=r"No space left on device.*it needs 560 MB"):
+        resolve_model("smollm2", download_dir=tmp_path, progress=False)
 
 
 def test_leftovers_of_a_killed_process_are_swept_and_do_not_count(tmp_path, monkeypatch):

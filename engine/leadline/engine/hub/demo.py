@@ -93,13 +93,19 @@ def _exclusive(lock: Path) -> Iterator[None]:
 
 
 def _convert_atomically(source: Path, target: Path, progress: bool) -> None:
-    """Call with the lock held: whatever temporary folder exists was left by a process that died."""
+    """Call with the lock held: whatever temporary folder exists was left by a process that died. Raises
+    OSError."""
+    from safetensors import SafetensorError
+
     for stale in target.parent.glob(f".{target.name}.*.tmp"):
         shutil.rmtree(stale, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
         folder.chmod(0o755)
-        _convert(source, folder, progress)
+        try:
+            _convert(source, folder, progress)
+        except SafetensorError as error:  # what a full disk is to safetensors, whose files are not Python's
+            raise OSError(str(error)) from error
         with source.open("rb") as handle:
             sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
         marker = {"source": source.name, "source_sha256": sha256, "converter": _CONVERTER}
