@@ -78,7 +78,7 @@ class Server:
             return response.readline()
         except (OSError, http.client.HTTPException) as error:
             raise ServerError(
-                f"the answer of {self.url} broke off: {error or type(error).__name__}"
+                f"the answer of {self.url} broke off: {str(error) or type(error).__name__}"
             ) from None
 
     def _json(self, method: str, path: str, body: Any, has: str) -> Any:

@@ -53,7 +53,7 @@ class LeaderElection:
             async with asyncio.timeout(self._duration / 3):
                 held = await self._acquire_or_renew()
         except (ApiError, aiohttp.ClientError, TimeoutError) as error:
-            log.warning("lease %s/%s: %s", self._namespace, self._name, error or type(error).__name__)
+            log.warning("lease %s/%s: %s", self._namespace, self._name, str(error) or type(error).__name__)
             # Nobody else may take it before it has run out; we stop at two thirds of that.
             held = self.leading.is_set() and began - self._renewed < self._duration * 2 / 3
         else:

@@ -150,7 +150,7 @@ class Operator:
                     raise OperatorFailure(f"the API server refuses: {error}") from None
                 log.warning("first list: %s", error)
             except (aiohttp.ClientError, TimeoutError) as error:
-                log.warning("first list: %s", error or type(error).__name__)
+                log.warning("first list: %s", str(error) or type(error).__name__)
             else:
                 self._synced.set()
                 return
@@ -163,7 +163,7 @@ class Operator:
             try:
                 await self._resync(api)
             except (ApiError, aiohttp.ClientError, TimeoutError) as error:
-                log.warning("resync: %s", error or type(error).__name__)
+                log.warning("resync: %s", str(error) or type(error).__name__)
                 continue
             for key in self.store.services():
                 self.queue.add(key)
@@ -257,7 +257,7 @@ class Operator:
     def _failed(self, key: Key, error: Exception, *, slowly: bool) -> None:
         delay = self.queue.failed(key, slowly=slowly)
         self.metrics.reconciles.labels("failed").inc()
-        log.warning("%s/%s: %s; again in %.1f s", *key, error or type(error).__name__, delay)
+        log.warning("%s/%s: %s; again in %.1f s", *key, str(error) or type(error).__name__, delay)
 
     def _count(self, key: Key, outcome: str) -> None:
         """Keep the gauge of services by reason."""

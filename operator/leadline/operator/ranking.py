@@ -65,5 +65,5 @@ class Ranker:
                 "%s/%s: no deletion cost: %s",
                 metadata["namespace"],
                 metadata["name"],
-                error or type(error).__name__,
+                str(error) or type(error).__name__,
             )

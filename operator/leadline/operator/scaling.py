@@ -99,7 +99,7 @@ class ServiceScaler:
         try:
             await self._api.scale(SERVICE, *key, decided)
         except (ApiError, aiohttp.ClientError, TimeoutError) as error:
-            log.warning("%s/%s: cannot be scaled: %s", *key, error or type(error).__name__)
+            log.warning("%s/%s: cannot be scaled: %s", *key, str(error) or type(error).__name__)
 
     async def _loads(self, key: Key) -> list[float | None]:
         """Requests that each ready pod holds; None for one that does not say."""

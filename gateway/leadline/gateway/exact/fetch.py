@@ -68,7 +68,7 @@ async def fetch_bundle(
             data = await _read(response, address)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise BundleRefused(
-            Reason.UNREACHABLE, f"{address} gave no answer: {error or type(error).__name__}"
+            Reason.UNREACHABLE, f"{address} gave no answer: {str(error) or type(error).__name__}"
         ) from error
     digest = bundle_digest(data)
     if tag != f'"{digest}"':

@@ -126,7 +126,7 @@ async def _compare(
         ) as response:
             status, body = response.status, await response.read()
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        return ProbeResult(name, None, f"no answer: {error or type(error).__name__}")
+        return ProbeResult(name, None, f"no answer: {str(error) or type(error).__name__}")
     if status == 400:
         same = ours is None
         return ProbeResult(name, same, "" if same else "the engine refuses it, the gateway does not")
