@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -122,6 +123,8 @@ class CoreClient(CoreLink):
 
     def _note_end(self, code: int) -> None:
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        if -code == signal.SIGKILL:
+            how += " (by the kernel, because memory ran out?)"
         self.note_death(self._fatal or EngineDead(f"the engine core process {how}"))
 
     def _waiters(self) -> list[asyncio.Future[Any]]:

@@ -294,6 +294,13 @@ def _report_fatal(error: Exception, send: Callable[[wire.FromCore], None]) -> No
             f"{first_line} Lower max_model_len, max_num_batched_tokens, max_concurrent_requests or "
             f"gpu_memory_utilization, or raise tensor_parallel."
         )
+    elif isinstance(error, RuntimeError) and "can't allocate memory" in str(error):  # torch's, on a CPU
+        logger.debug("engine core ran out of memory", exc_info=error)
+        kind = OutOfMemory.__name__
+        message = (
+            f"out of memory: {str(error).partition('DefaultCPUAllocator: ')[2] or error}. Serve a smaller "
+            "model, or lower cpu_kv_bytes or max_num_batched_tokens."
+        )
     else:
         logger.error("engine core failed", exc_info=error)
         kind, message = type(error).__name__, str(error)

@@ -103,6 +103,10 @@ class ScriptedCore:
 def build(config: EngineConfig, report: Callable[[wire.Progress | wire.Resolved], None]) -> ScriptedCore:
     if config.model == "unsupported":
         raise ConfigError("dtype int3 is not a thing; use float32")
+    if config.model == "large":
+        import torch  # takes seconds, which the other tests need not wait
+
+        torch.empty(1 << 50)
     if config.model == "broken":
         raise ZeroDivisionError("a bug while loading")
     report(wire.Progress("loading", 0.5, "half of it"))

@@ -21,7 +21,7 @@ from leadline.engine import wire
 from leadline.engine.config import EngineConfig
 from leadline.engine.core_client import CoreClient
 from leadline.engine.core_link import CoreLink
-from leadline.engine.errors import ConfigError, EngineDead
+from leadline.engine.errors import ConfigError, EngineDead, OutOfMemory
 from leadline.engine.messages import CoreOutput, CoreRequest
 from leadline.engine.sampling_params import SamplingParams
 
@@ -218,6 +218,15 @@ async def test_a_configuration_error_arrives_as_itself() -> None:
         await client.stop()
 
 
+async def test_a_model_that_does_not_fit_into_memory_is_said_to_be_too_large() -> None:
+    client = await CoreClient.start(EngineConfig(model="large"), on_message=lambda _: None, factory=FACTORY)
+    try:
+        with pytest.raises(OutOfMemory, match=r"you tried to allocate \d+ bytes.* Serve a smaller model"):
+            await asyncio.wait_for(client.ready, 60)
+    finally:
+        await client.stop()
+
+
 async def test_a_bug_while_loading_is_an_engine_error_in_one_line() -> None:
     client = await CoreClient.start(EngineConfig(model="broken"), on_message=lambda _: None, factory=FACTORY)
     try:
@@ -243,7 +252,7 @@ async def test_a_killed_core_is_noticed_within_a_second() -> None:
         os.kill(client.pid, signal.SIGKILL)
         error = await asyncio.wait_for(asyncio.shield(client.dead), 10)
         assert time.monotonic() - killed < 1.0
-        assert "killed by signal 9" in str(error)
+        assert "killed by signal 9 (by the kernel, because memory ran out?)" in str(error)
 
 
 async def test_calls_in_flight_fail_when_the_core_dies() -> None:
