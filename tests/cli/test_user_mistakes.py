@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,15 +22,18 @@ ALL = ["chat", "warmup", "bench serve"]
 
 
 @contextlib.contextmanager
-def answering(answer: bytes) -> Iterator[str]:
-    """A server that sends these bytes and hangs up, whatever it is asked; but it lists a model."""
+def answering(answer: bytes, said: list[str] | None = None) -> Iterator[str]:
+    """A server that sends these bytes and hangs up, whatever it is asked; but it lists a model. `said` gets
+    the bodies of requests."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.wfile.write(b'HTTP/1.1 200 OK\r\n\r\n{"data": [{"id": "m"}]}')
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if said is not None:
+                said.append(body.decode())
             self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
@@ -96,6 +102,19 @@ def test_chat_says_that_an_answer_is_not_complete(capsys: pytest.CaptureFixture[
     out, err = capsys.readouterr()
     assert out == "The capital\n"
     assert "before the answer was complete" in err
+
+
+@pytest.mark.parametrize("piped", [False, True])
+def test_chat_takes_text_of_another_encoding(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, piped: bool
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
+    with answering(b"HTTP/1.1 200 OK\r\n\r\ndata: [DONE]\n\n", said) as url:
+        prompt = [] if piped else ["--prompt", os.fsdecode(b"caf\xe9")]
+        assert main(["chat", f"--url={url}", *prompt]) == 0
+    assert [json.loads(body)["messages"][0]["content"] for body in said] == ["caf\ufffd"]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -44,11 +45,13 @@ def _converse(server: Server, args: argparse.Namespace) -> int:
     model = args.model if args.url and args.model else server.model()
     messages: list[dict[str, str]] = []
     if args.system:
-        messages.append({"role": "system", "content": args.system})
+        messages.append({"role": "system", "content": _utf8(args.system)})
     if args.prompt is not None:
-        messages.append({"role": "user", "content": args.prompt})
+        messages.append({"role": "user", "content": _utf8(args.prompt)})
         _answer(server, model, messages, args)
         return 0
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     interactive = sys.stdin.isatty()
     if interactive:
         print(f"Talking to {model} at {server.url}. Ctrl-D leaves.", file=sys.stderr)
@@ -60,8 +63,13 @@ def _converse(server: Server, args: argparse.Namespace) -> int:
             return 0
         if not line.strip():
             continue
-        messages.append({"role": "user", "content": line.strip()})
+        messages.append({"role": "user", "content": _utf8(line.strip())})
         messages.append({"role": "assistant", "content": _answer(server, model, messages, args)})
+
+
+def _utf8(text: str) -> str:
+    """Without what is no text, as of a file in another encoding: JSON cannot hold it."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _answer(server: Server, model: str, messages: list[dict[str, str]], args: argparse.Namespace) -> str:
