@@ -95,7 +95,7 @@ def _endpoint(handler: Handler, state: ServerState, keyed: bool) -> Callable[[Re
         except Exception as error:
             answer = api_error(error)
             if answer.code == "internal_error":
-                log_failure(error, answer)
+                log_failure(request, error, answer)
             return error_response(answer)
 
     return endpoint

@@ -8,7 +8,6 @@ sent behind it. Streams to HTTP/1.0 are `outlet`'s matter.
 
 from __future__ import annotations
 
-import contextvars
 import itertools
 import logging
 import re
@@ -16,7 +15,6 @@ import secrets
 from typing import Any
 
 import httptools
-from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from leadline.protocol.errors import encode_error
@@ -25,8 +23,8 @@ __all__ = ["REQUEST_ID", "Connection"]
 
 logger = logging.getLogger("leadline.engine.server")
 
-REQUEST_ID: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="-")
-"""Of the request whose task this is."""
+REQUEST_ID = "leadline.request_id"
+"""Where the scope of a request has its id."""
 
 _FIT = re.compile(rb"[!-~]{1,128}").fullmatch
 """Visible ASCII, so that it can stand in any header and any log: the gateway's rule."""
@@ -39,7 +37,8 @@ _UPGRADE = (b"connection", b"upgrade", b"http2-settings")
 class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._running: RequestResponseCycle | None = None
+        self._unanswered: list[RequestResponseCycle] = []
+        """The one that runs, and those that came behind it."""
 
     # asyncio.Protocol
 
@@ -53,10 +52,10 @@ class Connection(HttpToolsProtocol):
             self._refuse(f"this is not a valid HTTP request: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        running = self._running
-        if running is not None and not running.response_complete:
-            running.disconnected = True
-            running.message_event.set()
+        for cycle in self._unanswered:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
 
     # uvicorn's hooks
@@ -64,15 +63,17 @@ class Connection(HttpToolsProtocol):
     def _should_upgrade(self) -> bool:
         return True  # makes nothing of a request with such a wish until `_decline_upgrade` has dropped it
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._running = cycle
-        name = next((value for key, value in cycle.scope["headers"] if key == b"x-request-id"), b"")
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        name = next((value for key, value in self.headers if key == b"x-request-id"), b"")
         if not _FIT(name):
             name = b"%s-%x" % (_PREFIX, next(_numbers))
+        self.scope[REQUEST_ID] = name.decode()  # type: ignore[literal-required]
+        super().on_headers_complete()  # whose task for the request has not begun yet
+        cycle = self.cycle
         cycle.default_headers = [*cycle.default_headers, (b"x-request-id", name)]
-        context = contextvars.copy_context()
-        context.run(REQUEST_ID.set, name.decode())
-        context.run(super()._start_asgi_task, cycle, app)
+        self._unanswered = [one for one in self._unanswered if not one.response_complete] + [cycle]
 
     # inside
 

@@ -83,7 +83,7 @@ async def answered(
             raise error
     if body.stream:
         outlet = Outlet()
-        return await _streamed(request, guarded(answer.events(timer, outlet), timer), outlet)
+        return await _streamed(request, guarded(request, answer.events(timer, outlet), timer), outlet)
     with timer:
         return JSONBytes(await until_disconnect(request, answer.whole(timer)))
 
@@ -172,7 +172,9 @@ async def merge(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def guarded(events: AsyncIterator[bytes], timer: RequestTimer) -> AsyncGenerator[bytes, None]:
+async def guarded(
+    request: Request, events: AsyncIterator[bytes], timer: RequestTimer
+) -> AsyncGenerator[bytes, None]:
     """Observe the request once, and turn an error after the first event into an event of its own: the
     status line is long gone by then. An error before it is raised, to become an HTTP status."""
     with timer:
@@ -187,7 +189,7 @@ async def guarded(events: AsyncIterator[bytes], timer: RequestTimer) -> AsyncGen
                 raise
             answer = api_error(error)
             if answer.status >= 500 and not isinstance(error, RequestError):
-                log_failure(error, answer)
+                log_failure(request, error, answer)
             timer.finish(outcome_of(error))
             yield sse(answer.body())
 
@@ -209,7 +211,8 @@ async def _chain(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenera
             yield event
 
 
-def log_failure(error: BaseException, answer: ApiError) -> None:
+def log_failure(request: Request, error: BaseException, answer: ApiError) -> None:
     """One line for what we expect to go wrong (the core died), a traceback for what we do not."""
     unexpected = answer.code == "internal_error"
-    logger.error("request %s failed: %s", REQUEST_ID.get(), error, exc_info=error if unexpected else None)
+    name = request.scope.get(REQUEST_ID, "-")
+    logger.error("request %s failed: %s", name, error, exc_info=error if unexpected else None)
