@@ -75,6 +75,13 @@ async def test_hop_by_hop_headers_are_stripped_both_ways() -> None:
         assert got.headers["server"] == "engine"
 
 
+async def test_every_proxy_on_the_way_is_named_to_the_pod() -> None:
+    """HAProxy adds a line of its own behind the client's."""
+    async with pods(ok) as (pod,), gateway_to(pod.address) as rig:
+        await rig.post(headers=[("X-Forwarded-For", "203.0.113.9"), ("X-Forwarded-For", "10.1.1.1")])
+        assert pod.completions[0].one("x-forwarded-for") == "203.0.113.9, 10.1.1.1, 127.0.0.1"
+
+
 async def test_trailers_do_not_become_headers() -> None:
     """RFC 9110 section 6.5.1: whoever checked or stripped headers in front of us has not seen them."""
     body = json.dumps(CHAT).encode()

@@ -57,7 +57,7 @@ def request_head(
         if name in dropped or (replace and name == b"authorization"):
             continue
         if name == b"x-forwarded-for":
-            forwarded = value + b", "
+            forwarded += value + b", "  # some proxies add a line of their own
             continue
         if plain and name == b"accept-encoding":
             continue
