@@ -123,35 +123,12 @@ async def _stream(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: 
 async def _movable(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Exchange) -> Attempt:
     """A stream that goes on elsewhere when its pod dies. Returns the last attempt."""
     stream = MovableStream(call.incoming)
-    data = attempt.body
     while True:
-        try:
-            while True:
-                out = stream.push(data)
-                call.output = stream.sent_tokens
-                if out:
-                    if not client.started:
-                        _start_stream(call, attempt, client)
-                    call.piece()
-                    await client.write(out, more=True)
-                if stream.lost is not None:
-                    raise UpstreamLost(stream.lost)
-                connection = attempt.connection
-                assert connection is not None
-                data = await _next_piece(dispatcher, connection, attempt.pod)
-                if not data:
-                    if stream.done:
-                        break
-                    raise UpstreamLost("the stream ended before its [DONE]")
-            call.usage = stream.usage
-            attempt.close()
-            await client.write(b"", more=False)
-            return attempt
-        except UpstreamError as error:
+        problem = await _pump(dispatcher, call, attempt, stream, client)
+        if problem is not None:
             attempt.failed()
-            attempt.close()
-            problem = error
-        if stream.done:
+        attempt.close()
+        if problem is None:
             await client.write(b"", more=False)
             return attempt
         logger.warning(
@@ -168,7 +145,32 @@ async def _movable(dispatcher: Dispatcher, call: Call, attempt: Attempt, client:
             await _break_off(call, client, f"the pod was lost in mid-stream: {problem}")
             return attempt
         call.metrics.migrated("moved")
-        attempt, data = moved, moved.body
+        attempt = moved
+
+
+async def _pump(
+    dispatcher: Dispatcher, call: Call, attempt: Attempt, stream: MovableStream, client: Exchange
+) -> UpstreamError | None:
+    """Send on what the pod says. None: the stream has come to its end; else how the pod was lost before."""
+    connection, data = attempt.connection, attempt.body
+    assert connection is not None
+    problem: UpstreamError = UpstreamLost("the stream ended before its [DONE]")
+    try:
+        while data:
+            out = stream.push(data)
+            call.output, call.usage = stream.sent_tokens, stream.usage
+            if out:
+                if not client.started:
+                    _start_stream(call, attempt, client)
+                call.piece()
+                await client.write(out, more=True)
+            if stream.lost is not None:
+                problem = UpstreamLost(stream.lost)
+                break
+            data = await _next_piece(dispatcher, connection, attempt.pod)
+    except UpstreamError as error:
+        problem = error
+    return None if stream.done else problem
 
 
 async def _move(dispatcher: Dispatcher, call: Call, lost: Attempt, stream: MovableStream) -> Attempt | None:
