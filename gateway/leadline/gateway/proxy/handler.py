@@ -107,19 +107,7 @@ class ProxyHandler:
 
     async def _serve(self, exchange: Exchange, books: "_Books") -> None:
         gate, path = self._gate, exchange.path
-        authorization: str | None = None
-        explain = False
-        for name, value in exchange.headers:
-            if name == b"authorization":
-                authorization = value.decode("latin-1")
-            elif name == b"x-leadline-explain":
-                explain = value not in (b"", b"0", b"false")
-            elif name == b"content-length" and int(value) > self._settings.max_body_bytes:
-                raise too_large(self._settings.max_body_bytes)
-            elif name == b"content-encoding" and value.lower() != b"identity":
-                raise UnsupportedEncoding(
-                    "compressed request bodies are not supported: send JSON as it is", code="content_encoding"
-                )
+        authorization, explain = self._read_headers(exchange.headers)
         if gate.checks_slowly:
             principal = await gate.authenticate_slow(authorization)
         else:
@@ -173,6 +161,24 @@ class ProxyHandler:
             await relay(self._dispatcher, call, attempt, exchange)
         finally:
             ticket.leave()
+
+    def _read_headers(self, headers: Headers) -> tuple[str | None, bool]:
+        """(Authorization, whether the choice is to be explained). Raises RequestError for a body that is too
+        long or compressed."""
+        authorization: str | None = None
+        explain = False
+        for name, value in headers:
+            if name == b"authorization":
+                authorization = value.decode("latin-1")
+            elif name == b"x-leadline-explain":
+                explain = value not in (b"", b"0", b"false")
+            elif name == b"content-length" and int(value) > self._settings.max_body_bytes:
+                raise too_large(self._settings.max_body_bytes)
+            elif name == b"content-encoding" and value.lower() != b"identity":
+                raise UnsupportedEncoding(
+                    "compressed request bodies are not supported: send JSON as it is", code="content_encoding"
+                )
+        return authorization, explain
 
     def _close(self, exchange: Exchange, books: "_Books") -> None:
         call = books.call

@@ -66,7 +66,7 @@ class Pool:
         """An idle connection, or a new one. `fresh`: a new one in any case."""
         if not fresh and (connection := self.idle()) is not None:
             return connection
-        host, port = split_address(self.address)
+        host, port = _host_and_port(self.address)
         try:
             async with asyncio.timeout(self.connect_seconds):
                 _, made = await self._loop.create_connection(lambda: Connection(self, self._loop), host, port)
@@ -95,7 +95,7 @@ class Pool:
             self._idle.pop().abort()
 
 
-def split_address(address: str) -> tuple[str, int]:
+def _host_and_port(address: str) -> tuple[str, int]:
     """host:port, the host of IPv6 in brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
