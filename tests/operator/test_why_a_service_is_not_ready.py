@@ -414,6 +414,19 @@ def test_a_pod_that_was_ready_and_stalls_is_not_said_to_load(turned: str, reason
     assert condition(plan_of(children=deployment(), pods=[made]))["reason"] == reason
 
 
+def test_a_pod_whose_node_is_gone_says_so() -> None:
+    """The control plane takes its readiness; what the kubelet said last of the container stands."""
+    made = pod(containerStatuses=[{**running(ready=True), "started": True}])
+    made["spec"] = {"nodeName": "gpu-7"}
+    made["status"]["conditions"][1]["lastTransitionTime"] = "2026-11-30T11:59:30Z"
+    said = condition(plan_of(children=deployment(), pods=[made]))
+    assert said["reason"] == "NotResponding"
+    assert "its node gpu-7 no longer reports" in said["message"]
+    made["status"]["containerStatuses"][0]["ready"] = False
+    said = condition(plan_of(children=deployment(), pods=[made]))
+    assert said["message"].endswith("it does not answer /ready")
+
+
 def test_what_a_person_must_act_on_goes_before_what_passes() -> None:
     pods = [pod("a"), unschedulable(NO_GPU, "b"), pod("c", containerStatuses=[waiting("ErrImagePull", "x")])]
     assert (

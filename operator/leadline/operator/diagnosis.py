@@ -160,7 +160,8 @@ def diagnose_pod(
         turned = str(_condition(pod, "Ready").get("lastTransitionTime", ""))
         said = "" if report is None else report.message
         if engine.get("started") and turned > str(engine["state"]["running"].get("startedAt", "")):
-            text = f"{name}: was ready and is no longer: {_short(said or 'it does not answer /ready')}"
+            said = _short(_silent_node(pod, engine) or said or "it does not answer /ready")
+            text = f"{name}: was ready and is no longer: {said}"
             return Finding(Reason.NOT_RESPONDING, text, name)
         phase = "" if report is None else report.phase
         reason = Reason.DOWNLOADING if phase == "downloading" else Reason.LOADING_WEIGHTS
@@ -172,6 +173,15 @@ def diagnose_pod(
             return Finding(Reason.POD_SETUP_FAILED, f"{name}: {_short(trouble)}; it is tried again", name)
         text = "its volumes and network are not ready yet; `kubectl describe pod` says what they wait for"
     return Finding(Reason.CREATING_PODS, f"{name}: {text}", name)
+
+
+def _silent_node(pod: dict[str, Any], engine: dict[str, Any]) -> str:
+    """What is to be said where not the kubelet took `pod`'s readiness, but the control plane, which hears
+    nothing of its node: the container is ready as far as the kubelet said last. Empty: the kubelet did."""
+    if not engine.get("ready") or _condition(pod, "Ready").get("reason") == "ReadinessGatesNotReady":
+        return ""
+    node = pod.get("spec", {}).get("nodeName", "")
+    return f"its node {node} no longer reports: `kubectl describe node {node}`"
 
 
 def lacks_secret(pods: list[dict[str, Any]], name: str) -> bool:
