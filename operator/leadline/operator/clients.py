@@ -40,19 +40,24 @@ class Claims:
 
     def __init__(self) -> None:
         self._names: dict[Key, frozenset[str]] = {}
+        self._claimants: dict[str, set[Key]] = {}
+        """The same the other way round."""
 
-    def change(self, key: Key, service: dict[str, Any] | None) -> list[Key]:
+    def change(self, key: Key, service: dict[str, Any] | None) -> set[Key]:
         """Other services that share a name which `service` now has, or had (None: it is gone), and not
         both."""
         now = frozenset(client_names(service)) if service is not None else frozenset()
-        changed = now ^ self._names.pop(key, frozenset())
+        before = self._names.pop(key, frozenset())
         if now:
             self._names[key] = now
-        if not changed:
-            return []
-        return [
-            other for other, names in self._names.items() if other != key and not names.isdisjoint(changed)
-        ]
+        for name in now - before:
+            self._claimants.setdefault(name, set()).add(key)
+        others = {other for name in now ^ before for other in self._claimants[name] if other != key}
+        for name in before - now:
+            self._claimants[name].discard(key)
+            if not self._claimants[name]:
+                del self._claimants[name]
+        return others
 
 
 def _place(service: dict[str, Any]) -> str:
