@@ -92,7 +92,7 @@ async def measure(
 async def _run(stack: Stack, policy: str, load: Workload) -> Run:
     await stack.stop_gateway()
     for url in stack.engine_urls:
-        await asyncio.to_thread(Server(url).post, "/admin/reset_prefix_cache", {})
+        await asyncio.to_thread(Server(url).post, "/admin/reset_prefix_cache", {}, "blocks")
     await stack.start_gateway(policy)
     await asyncio.to_thread(_wait_exact, stack)
     before = await asyncio.to_thread(read_times, stack.url, stack.engine_urls)
