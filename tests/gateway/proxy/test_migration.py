@@ -22,6 +22,7 @@ from gateway_rig import (
     Rig,
     Script,
     ScriptedPod,
+    answer,
     chunked,
     gateway_to,
     pods,
@@ -324,3 +325,23 @@ async def test_a_stream_begun_before_the_pod_was_heard_of_is_not_moved() -> None
         first, last = events_of((await asked).text)
     assert first["choices"][0]["text"] == "Once"
     assert last["error"]["code"] == "upstream_lost"
+
+
+@pytest.mark.parametrize("code", [502, 503, 504])
+async def test_a_stream_waits_for_a_pod_behind_a_proxy_that_speaks_for_it(code: int) -> None:
+    """A sidecar answers for an engine that is not there yet; Linkerd's with 502 or 504."""
+    refusals = [code, code]
+
+    async def script(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        begin = len(request.json.get("resume_token_ids", ()))
+        if begin and refusals:
+            writer.write(answer(b"not there yet", status=refusals.pop()))
+            return
+        chunk = {"index": 0, "text": f"{begin} ", "token_ids": [begin]}
+        writer.write(STREAM_HEAD + chunked(sse({"id": "c", "created": 1, "choices": [chunk]})))
+        writer.write(chunked(sse("[DONE]")) + b"0\r\n\r\n" if begin else b"zz")
+
+    async with pods(script) as (pod,), gateway_to(pod.address, migration="on") as rig:
+        events = events_of((await rig.post(TEXT, path="/v1/completions")).text)
+    assert events[-1] == "[DONE]"
+    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "0 1 "

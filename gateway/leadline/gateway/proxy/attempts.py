@@ -33,12 +33,12 @@ from leadline.gateway.proxy.upstream import (
 )
 from leadline.protocol.errors import RequestError
 
-__all__ = ["BadGateway", "Dispatcher", "GatewayTimeout"]
+__all__ = ["ELSEWHERE", "BadGateway", "Dispatcher", "GatewayTimeout"]
 
 logger = logging.getLogger("leadline.gateway")
 
-_ELSEWHERE = frozenset((429, 502, 503, 504))
-"""Statuses that another pod may not answer."""
+ELSEWHERE = frozenset((429, 502, 503, 504))
+"""Statuses that another pod may not answer, nor this one a moment later."""
 _SICK = frozenset((500, 502, 504))
 _HELD_BODY = 16 << 20
 """Answers that are no streams are held back up to this size, so that a pod that dies can be replaced."""
@@ -266,7 +266,7 @@ class Dispatcher:
             attempt.failed()
         elif status < 500:
             attempt.succeeded()
-        if status in _ELSEWHERE and not late:
+        if status in ELSEWHERE and not late:
             return f"status_{status}"
         return None
 

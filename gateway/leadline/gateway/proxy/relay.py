@@ -15,7 +15,7 @@ from leadline.gateway.errors import DeadlinePassed, NoPods
 from leadline.gateway.explain import explanation
 from leadline.gateway.pods import Pod
 from leadline.gateway.proxy.attempt import Attempt
-from leadline.gateway.proxy.attempts import BadGateway, Dispatcher, GatewayTimeout
+from leadline.gateway.proxy.attempts import ELSEWHERE, BadGateway, Dispatcher, GatewayTimeout
 from leadline.gateway.proxy.call import Call
 from leadline.gateway.proxy.events import DONE, EventSplitter, event
 from leadline.gateway.proxy.exchange import Exchange
@@ -205,7 +205,7 @@ async def _move(dispatcher: Dispatcher, call: Call, lost: Attempt, stream: Movab
             attempt.body[:200],
         )
         attempt.close()
-        if attempt.status not in (429, 503) or time.monotonic() >= ends:
+        if attempt.status not in ELSEWHERE or time.monotonic() >= ends:
             return None
         await asyncio.sleep(0.1)
 
