@@ -30,6 +30,9 @@ __all__ = ["relay"]
 logger = logging.getLogger("leadline.gateway")
 
 _TAIL = 4096
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 0.5
+"""Seconds between two looks for a pod that goes on with a stream: all streams of a lost pod look at once, and
+the other pods may be full."""
 _USAGE = re.compile(rb'"usage":\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 
 
@@ -183,7 +186,7 @@ async def _move(dispatcher: Dispatcher, call: Call, lost: Attempt, stream: Movab
     ends = time.monotonic() + settings.migration_wait
     if call.deadline is not None:
         ends = min(ends, call.deadline)
-    avoid = {lost.pod.id}
+    avoid, pause = {lost.pod.id}, _FIRST_PAUSE
     while True:
         try:
             attempt = await dispatcher.answer(call, extra=fields, avoid=avoid)
@@ -191,23 +194,23 @@ async def _move(dispatcher: Dispatcher, call: Call, lost: Attempt, stream: Movab
             if time.monotonic() >= ends:
                 logger.warning("a stream found no other pod: %s", error)
                 return None
-            await asyncio.sleep(0.1)
             avoid = set()  # the lost pod may be back
-            continue
         except DeadlinePassed:
             return None
-        if attempt.stream:
-            return attempt
-        logger.warning(
-            "pod %s does not go on with a stream: status %d %s",
-            attempt.pod.id,
-            attempt.status,
-            attempt.body[:200],
-        )
-        attempt.close()
-        if attempt.status not in ELSEWHERE or time.monotonic() >= ends:
-            return None
-        await asyncio.sleep(0.1)
+        else:
+            if attempt.stream:
+                return attempt
+            attempt.close()
+            if attempt.status not in ELSEWHERE or time.monotonic() >= ends:
+                logger.warning(
+                    "pod %s does not go on with a stream: status %d %s",
+                    attempt.pod.id,
+                    attempt.status,
+                    attempt.body[:200],
+                )
+                return None
+        await asyncio.sleep(pause)
+        pause = min(1.5 * pause, _LONGEST_PAUSE)
 
 
 async def _next_piece(dispatcher: Dispatcher, connection: Connection, pod: Pod) -> bytes:
