@@ -134,6 +134,15 @@ SERVING = Dashboard(
                         (f"{_S} guessed", f"max by (service) ({_G}index_speculative_blocks{{{_OWN}}})"),
                     ),
                 ),
+                Panel(
+                    "Cache events",
+                    "short",
+                    (
+                        (f"{_S} connected", f"min by (service) ({_G}redis_connected{{{_OWN}}})"),
+                        (f"{_S} lag, s", f"max by (service) ({_G}event_lag_seconds{{{_OWN}}})"),
+                    ),
+                    "0: a gateway cannot read Redis, and routes by what it knew.",
+                ),
             ),
         ),
         (

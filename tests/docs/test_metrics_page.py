@@ -15,6 +15,7 @@ from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.server.metrics import Metrics
 from leadline.gateway.exact.mode import ModeMetric
 from leadline.gateway.metrics import GatewayMetrics
+from leadline.gateway.sync.metric import SyncMetric
 from leadline.operator.metrics import OperatorMetrics
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
@@ -30,6 +31,7 @@ def engine() -> list[CollectorRegistry]:
 def gateway() -> list[CollectorRegistry]:
     registry = GatewayMetrics().registry
     ModeMetric(registry)
+    SyncMetric(registry)
     return [registry]
 
 

@@ -25,6 +25,8 @@ async def told_in_process() -> Told:
     from leadline.engine.server.metrics import Metrics, RequestTimer
     from leadline.gateway.exact.mode import ModeMetric, TokenMode
     from leadline.gateway.metrics import GatewayMetrics
+    from leadline.gateway.sync.counts import SyncCounts
+    from leadline.gateway.sync.metric import SyncMetric
     from leadline.operator.metrics import OperatorMetrics
 
     stats = SchedulerStats(*[0] * 3, {}, *[0] * 14)  # type: ignore[arg-type]
@@ -38,6 +40,7 @@ async def told_in_process() -> Told:
     service.migrated("moved")
     gateway.parity("llm/m", True)
     ModeMetric(gateway.registry).show("llm/m", TokenMode())
+    SyncMetric(gateway.registry).show("llm/m", SyncCounts())
     gateway.refresh([], 0.0)
     operator = OperatorMetrics()
     operator.wrote("patch", "Service")

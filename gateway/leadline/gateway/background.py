@@ -18,6 +18,7 @@ from leadline.gateway.limits import RateLimits
 from leadline.gateway.proxy.attempts import Dispatcher
 from leadline.gateway.services import Service
 from leadline.gateway.sync.find import find_in
+from leadline.gateway.sync.metric import SyncMetric
 from leadline.gateway.sync.redis_sync import RedisSync
 from leadline.gateway.tokens.approximate import ApproximateTokens
 from leadline.gateway.tokens.parity import ParityReport
@@ -46,6 +47,7 @@ class Background:
         self._session: aiohttp.ClientSession | None = None
         """To pods."""
         self._modes = ModeMetric(gateway.metrics.registry)
+        self._reading = SyncMetric(gateway.metrics.registry)
         self._approximate = {entry.name for entry in config.services if entry.tokenizer == "approximate"}
         self._discovery = Discovery(
             config, gateway.table, gateway.admission.changed, added=self._begin, removed=self._end
@@ -108,6 +110,7 @@ class Background:
                 service.keys, url, service.index, find_in(service.pods)
             )
             sync.start()
+            self._reading.show(service.name, sync.counts)
 
     def _end(self, service: Service) -> None:
         """The service is gone."""
@@ -115,6 +118,7 @@ class Background:
         sync = self._syncs.pop(service.name, None)
         if sync is not None:
             self._tasks.append(asyncio.create_task(sync.stop()))
+            self._reading.forget(service.name)
         keeper = self._keepers.pop(service.name, None)
         if keeper is not None:
             keeper.cancel()
@@ -134,6 +138,8 @@ class Background:
         while True:
             await asyncio.sleep(_REFRESH)
             gateway.refresh_metrics()
+            for name, sync in self._syncs.items():
+                self._reading.show(name, sync.counts)
             dispatcher.forget({pod.address for service in gateway.table for pod in service.pods.values()})
             now = time.monotonic()
             for service in gateway.table:

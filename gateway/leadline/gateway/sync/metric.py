@@ -1,0 +1,42 @@
+"""Whether cache events come, as metrics: a gateway whose Redis is away routes on with what it knew."""
+
+import os
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from leadline.gateway.sync.counts import SyncCounts
+
+__all__ = ["SyncMetric"]
+
+
+class SyncMetric:
+    """By service, and by worker the worse; of gateways with a Redis only."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._connected = Gauge(
+            "leadline_gateway_redis_connected",
+            "1: cache events are read from Redis; 0: it is away, and routing goes by what was known",
+            ["service"],
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
+        self._lag = Gauge(
+            "leadline_gateway_event_lag_seconds",
+            "From a cache event's entering Redis to its being read, by both clocks; 0 when all is read",
+            ["service"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+
+    def show(self, service: str, counts: SyncCounts) -> None:
+        self._connected.labels(service).set(int(counts.connected))
+        self._lag.labels(service).set(max(0.0, counts.lag_seconds))
+
+    def forget(self, service: str) -> None:
+        """The service is gone: no alert may go on for it."""
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # where series stay until the process ends
+            self._connected.labels(service).set(1)
+            self._lag.labels(service).set(0)
+        else:
+            self._connected.remove(service)
+            self._lag.remove(service)
