@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -153,6 +154,38 @@ async def test_redis_that_dies_leaves_the_gateways_own_count_in_force(valkey: Em
         valkey.restart()
         await until(lambda: door.shared)
         await door.take(ALICE, 1)  # Redis came back empty
+
+
+async def test_what_is_no_redis_is_asked_again_until_it_is_one(valkey: EmbeddedValkey) -> None:
+    """It says OK to everything, which no count is."""
+    valkey.kill()
+    clients: list[asyncio.StreamWriter] = []
+
+    async def fine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        clients.append(writer)
+        while received := await reader.read(1 << 16):
+            writer.write(b"+OK\r\n" * len(re.findall(rb"(?:\A|\r\n)\*\d+\r\n", received)))
+
+    path = valkey.address.removeprefix("unix:")
+    windows = SharedWindows(valkey.url, timeout=2.0)
+    async with await asyncio.start_unix_server(fine, path):  # takes the place of what is left there
+        windows.start()
+        await until(lambda: windows.up)
+        assert await windows.take("key", 1, 10, 10) is None
+        await until(lambda: windows.outages == 1)
+    for writer in clients:
+        writer.close()
+    valkey.restart()
+    try:
+        answers = []
+        while (
+            not answers or answers[-1] is None and len(answers) < 5
+        ):  # the first may find the connection gone
+            await until(lambda: windows.up)
+            answers.append(await windows.take("key", 1, 10, 10))
+        assert answers[-1] is not None
+    finally:
+        await windows.stop()
 
 
 async def test_redis_whose_scripts_and_data_were_flushed_goes_on(valkey: EmbeddedValkey) -> None:

@@ -151,6 +151,9 @@ class SharedWindows:
             except asyncio.CancelledError:
                 self._give_up()
                 raise
+            except Exception as error:  # what answers may be no Redis
+                log.debug("limits: %s answered what no Redis does", self._place, exc_info=error)
+                self._down(type(error).__name__)
             self._give_up()
             if self._counted:
                 self._counted, pause = False, _FIRST_PAUSE
