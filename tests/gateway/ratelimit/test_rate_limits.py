@@ -177,10 +177,8 @@ async def test_what_is_no_redis_is_asked_again_until_it_is_one(valkey: EmbeddedV
         writer.close()
     valkey.restart()
     try:
-        answers = []
-        while (
-            not answers or answers[-1] is None and len(answers) < 5
-        ):  # the first may find the connection gone
+        answers: list[object] = [None]
+        while answers[-1] is None and len(answers) < 5:  # the first may find the connection gone
             await until(lambda: windows.up)
             answers.append(await windows.take("key", 1, 10, 10))
         assert answers[-1] is not None
