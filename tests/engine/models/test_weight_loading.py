@@ -222,3 +222,12 @@ def test_experts_in_fp8_are_near_their_16_bits(tmp_path):
     expected = plain_experts.partial(x)
     error = (experts.partial(x) - expected).norm() / expected.norm()
     assert 0.005 < error < 0.1, "e4m3 rounds by 2.6 % RMS"
+
+
+@pytest.mark.parametrize("index", ["[]", '{"weight_map": []}', '{"weight_map": {"a": ["b"]}}', "{"])
+def test_an_index_of_another_shape_is_named(index, tmp_path):
+    folder = save_reference(build_reference("llama"), tmp_path)
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelNotFound, match=r"model\.safetensors\.index\.json is no safetensors index"):
+        load(folder)

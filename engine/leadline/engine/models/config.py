@@ -16,6 +16,7 @@ from typing import Any
 from leadline.engine.errors import ModelNotFound, UnsupportedModel
 from leadline.engine.models.experts_config import ExpertsConfig, read_experts
 from leadline.engine.models.families import FAMILIES, Family
+from leadline.engine.models.fields import positive
 from leadline.engine.models.rope_config import RopeConfig, read_rope
 
 __all__ = ["GenerationDefaults", "ModelConfig", "RopeConfig", "load_model_config"]
@@ -104,35 +105,35 @@ def load_model_config(path: str | Path) -> ModelConfig:
     _refuse_quantization(fields)
     _refuse_activation(fields)
 
-    hidden, heads = _size(fields, "hidden_size"), _size(fields, "num_attention_heads")
+    hidden, heads = positive(fields, "hidden_size"), positive(fields, "num_attention_heads")
     if "head_dim" not in fields and hidden % heads:
         raise UnsupportedModel(
             f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads}, "
             "and head_dim is absent"
         )
-    head_dim = _size(fields, "head_dim", hidden // heads)
-    kv_heads = _size(fields, "num_key_value_heads", heads)
+    head_dim = positive(fields, "head_dim", hidden // heads)
+    kv_heads = positive(fields, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise UnsupportedModel(
             f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
         )
     if head_dim % 2:
         raise UnsupportedModel(f"config.json: head_dim {head_dim} is odd; rotary embedding needs an even one")
-    num_layers = _size(fields, "num_hidden_layers")
+    num_layers = positive(fields, "num_hidden_layers")
     attention_bias = bool(fields.get("attention_bias")) if family.qkv_bias is None else family.qkv_bias
     config = ModelConfig(
         architecture=architecture,
         family=family.name,
-        vocab_size=_size(fields, "vocab_size"),
+        vocab_size=positive(fields, "vocab_size"),
         hidden_size=hidden,
-        intermediate_size=_size(fields, "intermediate_size"),
+        intermediate_size=positive(fields, "intermediate_size"),
         num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=_epsilon(fields.get("rms_norm_eps", 1e-6)),
         rope=read_rope(fields),
-        max_position_embeddings=_size(fields, "max_position_embeddings"),
+        max_position_embeddings=positive(fields, "max_position_embeddings"),
         tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
         attention_bias=attention_bias,
         o_bias=attention_bias and family.qkv_bias is None,
@@ -148,7 +149,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
                 "generation_config.json": generation.get("eos_token_id"),
                 "config.json": raw.get("eos_token_id"),
             },
-            _size(fields, "vocab_size"),
+            positive(fields, "vocab_size"),
         ),
         generation=GenerationDefaults(
             **{name: generation.get(name) for name in GenerationDefaults.__dataclass_fields__}
@@ -165,6 +166,8 @@ def _read_json(file: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError) as error:
         raise ModelNotFound(f"{file} cannot be read: {error}") from error
+    except RecursionError as error:
+        raise ModelNotFound(f"{file} cannot be read: its values are nested too deeply") from error
     if not isinstance(value, dict):
         raise ModelNotFound(f"{file} holds no JSON object")
     return value
@@ -184,19 +187,10 @@ def _architecture(raw: Mapping[str, Any]) -> tuple[str, Family]:
     raise UnsupportedModel(f"config.json: architectures is {list(names)}{code}; supported are {supported}")
 
 
-def _size(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = fields.get(name, default)
-    if value is None:
-        raise UnsupportedModel(f"config.json lacks {name}")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UnsupportedModel(f"config.json: {name} must be a positive integer, not {value!r}")
-    return value
-
-
 def _unrotated(fields: Mapping[str, Any], num_layers: int) -> frozenset[int]:
     rotated = fields.get("no_rope_layers")
     if rotated is None:
-        interval = _size(fields, "no_rope_layer_interval")
+        interval = positive(fields, "no_rope_layer_interval")
         rotated = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
     if not isinstance(rotated, list) or len(rotated) != num_layers or not set(rotated) <= {0, 1}:
         raise UnsupportedModel(
@@ -262,13 +256,13 @@ def _refuse_sliding_window(fields: Mapping[str, Any], family: Family, config: Mo
         )
     in_use = family.name in ("mistral", "mixtral", "phi3") or "sliding_attention" in kinds
     if family.window_switch:
-        first = _size(fields, "max_window_layers") if fields.get("max_window_layers") else 0
+        first = positive(fields, "max_window_layers") if fields.get("max_window_layers") else 0
         in_use = bool(fields.get("use_sliding_window")) and (
             "sliding_attention" in kinds if kinds else first < config.num_layers
         )
     if not in_use or fields.get("sliding_window") is None:
         return
-    window = _size(fields, "sliding_window")
+    window = positive(fields, "sliding_window")
     if window < config.max_model_len:
         raise UnsupportedModel(
             f"config.json: sliding_window {window} is less than the context of {config.max_model_len} "

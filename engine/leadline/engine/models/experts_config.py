@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from leadline.engine.errors import UnsupportedModel
+from leadline.engine.models.fields import positive
 
 __all__ = ["ExpertNames", "ExpertsConfig", "read_experts"]
 
@@ -47,25 +48,18 @@ class ExpertsConfig:
 def read_experts(fields: Mapping[str, Any], names: ExpertNames, num_layers: int) -> ExpertsConfig:
     """Raises UnsupportedModel naming the field that makes no sense."""
     name = next((name for name in names.counts if name in fields), names.counts[0])
-    count, per_token = _number(fields, name), _number(fields, "num_experts_per_tok")
+    count, per_token = positive(fields, name), positive(fields, "num_experts_per_tok")
     if per_token > count:
         raise UnsupportedModel(f"config.json: num_experts_per_tok {per_token} is more than {name} {count}")
     dense = fields.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
         raise UnsupportedModel(f"config.json: mlp_only_layers must be a list of layers, not {dense!r}")
-    step = _number(fields, "decoder_sparse_step", 1)
+    step = positive(fields, "decoder_sparse_step", 1)
     return ExpertsConfig(
         count=count,
         per_token=per_token,
-        intermediate_size=_number(fields, names.size),
+        intermediate_size=positive(fields, names.size),
         renormalize=bool(fields.get("norm_topk_prob")) if names.renormalize is None else names.renormalize,
         dense_layers=frozenset(dense) | {layer for layer in range(num_layers) if (layer + 1) % step},
         names=names,
     )
-
-
-def _number(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = fields.get(name, default)
-    if type(value) is not int or value < 1:
-        raise UnsupportedModel(f"config.json: {name} must be a positive integer, not {value!r}")
-    return value

@@ -84,7 +84,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise ModelNotFound(f"{index} is no safetensors index: {error!r}") from error
         if absent := [name for name in names if not (folder / name).is_file()]:
             raise ModelNotFound(f"{index.name} names files that are not in {folder}: {_some(absent)}")

@@ -1,0 +1,24 @@
+"""Fields of config.json, checked as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from leadline.engine.errors import UnsupportedModel
+
+__all__ = ["positive"]
+
+_LARGEST = (1 << 31) - 1
+
+
+def positive(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Raises UnsupportedModel naming the field that is no positive integer, or no size that a model has."""
+    value = fields.get(name, default)
+    if value is None:
+        raise UnsupportedModel(f"config.json lacks {name}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UnsupportedModel(f"config.json: {name} must be a positive integer, not {value!r}")
+    if value > _LARGEST:
+        raise UnsupportedModel(f"config.json: {name} {value} is beyond any model's")
+    return value
