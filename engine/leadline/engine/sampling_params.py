@@ -29,6 +29,10 @@ class StructuredSpec(msgspec.Struct, frozen=True):
     """The schema as JSON text, the regular expression, or the grammar; empty for json_object."""
 
 
+_ALL = (1 << 31) - 1
+"""A top_k beyond any vocabulary; larger ones, which mean the same, do not fit the message to the core."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to pick each next token, and when to stop.
 
@@ -122,6 +126,8 @@ def typed(given: Mapping[str, Any]) -> SamplingParams:
         fields["stop"] = (fields["stop"],)
     if fields.get("top_k") == -1:
         fields["top_k"] = 0
+    if isinstance(fields.get("top_k"), int):
+        fields["top_k"] = min(fields["top_k"], _ALL)
     if isinstance(fields.get("logit_bias"), Mapping):
         fields["logit_bias"] = {_token_id(key): value for key, value in fields["logit_bias"].items()}
     try:

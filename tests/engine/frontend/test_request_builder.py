@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -271,6 +272,11 @@ def test_a_recommendation_that_no_request_may_have_is_ignored(tokenizer, caplog,
     assert params == SamplingParams(min_p=0.1)
     assert builder.build([5], params).sampling.max_tokens == LIMIT - 1
     assert f"generation_config.json: {name}" in caplog.text
+
+
+def test_a_top_k_of_any_size_is_understood_and_fits_the_message_to_the_core(builder):
+    assert builder.sampling_params({"top_k": 10**21}).top_k == (1 << 31) - 1
+    msgspec.msgpack.encode(builder.build([5], SamplingParams(top_k=10**21, max_tokens=10**21)).sampling)
 
 
 def test_a_top_k_of_minus_one_is_off_as_elsewhere(builder):
