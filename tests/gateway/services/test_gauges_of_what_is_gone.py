@@ -16,8 +16,11 @@ from leadline.gateway.configured_services import make_service
 from leadline.gateway.metrics import GatewayMetrics
 from leadline.gateway.pods import Pod
 from leadline.gateway.proxy.breaker import CircuitBreaker
+from leadline.gateway.sync.counts import SyncCounts
+from leadline.gateway.sync.metric import SyncMetric
 
 metrics = GatewayMetrics()
+reading = SyncMetric(metrics.registry)
 config = GatewayConfig()
 stays, leaves = (make_service(ServiceConfig(name=f"default/{name}"), config) for name in ("stays", "leaves"))
 for service in (stays, leaves):
@@ -26,9 +29,13 @@ for service in (stays, leaves):
     metrics.parity(service.name, False)
 waiting = {"default/stays": 2, "default/leaves": 3}
 metrics.refresh([stays, leaves], 0.0, waiting)
+reading.show(stays.name, SyncCounts(connected=True, lag_seconds=2.5))
+reading.show(leaves.name, SyncCounts(connected=False, lag_seconds=-0.1))
 before = metrics.render().decode()
 stays.pods = {"new": Pod("new", "127.0.0.1:1", circuit=CircuitBreaker())}
 metrics.refresh([stays], 0.0, waiting)
+reading.show(stays.name, SyncCounts(connected=False))
+reading.forget(leaves.name)
 print(before, "=" * 9, metrics.render().decode(), sep="\\n")
 """
 
@@ -64,16 +71,21 @@ def test_what_was_true_of_a_service_or_pod_last_is_not_told_for_ever(tmp_path: P
         assert before[f"circuit_state {place}/old"] == 2
         assert before[f"tokenizer_agrees {place}"] == 0
     assert before["queued_requests leaves"] == 3
+    assert (before["redis_connected stays"], before["redis_connected leaves"]) == (1, 0)
+    assert before["event_lag_seconds stays"] == 2.5
+    assert before["event_lag_seconds leaves"] == 0, "clocks may differ; a negative time is none"
     # What stays is told as it is now.
     assert after["queued_requests stays"] == 2
     assert after["tokenizer_agrees stays"] == 0
     assert after["circuit_state stays/new"] == 0
     assert after["pods stays"] == 1
+    assert after["redis_connected stays"] == 0
     # What is gone is not told at all, or as nothing that anybody would be called for.
     assert after.get("circuit_state stays/old", 0) == 0
     assert after.get("circuit_state leaves/old", 0) == 0
     assert after.get("queued_requests leaves", 0) == 0
     assert after.get("pods leaves", 0) == 0
     assert after.get("tokenizer_agrees leaves", -1) == -1
+    assert after.get("redis_connected leaves", 1) == 1
     if workers == 1:
         assert not [name for name in after if name.endswith((" leaves", "/old")) and "index" in name]
