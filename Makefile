@@ -48,6 +48,7 @@ lint: setup
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python benchmarks/report.py --check
 	@$(BIN)/python -m leadline.operator.crd --check
+	@$(BIN)/python scripts/prose.py
 
 format: setup
 	@$(BIN)/ruff check --fix .
