@@ -55,10 +55,11 @@ class Cluster:
             raise KubectlError(done.stderr.strip())
         return done.stdout
 
-    def apply(self, *documents: dict[str, Any]) -> str:
+    def apply(self, *documents: dict[str, Any], server_side: bool = False) -> str:
         items = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
         one = documents[0] if len(documents) == 1 else items
-        return self.kubectl("apply", "-f", "-", text=json.dumps(one))
+        side = ["--server-side"] if server_side else []
+        return self.kubectl("apply", *side, "-f", "-", text=json.dumps(one))
 
     def get(self, *words: str) -> Any:
         """None if it does not exist."""

@@ -71,6 +71,10 @@ def test_the_defaults_are_those_of_the_types() -> None:
             assert node["default"] == given, name
 
 
+def test_replicas_have_no_default_that_an_apply_without_them_would_write() -> None:
+    assert "default" not in schema()["properties"]["spec"]["properties"]["replicas"]
+
+
 def test_scale_status_columns_and_short_name() -> None:
     version = crd()["spec"]["versions"][0]
     assert version["subresources"]["scale"]["labelSelectorPath"] == ".status.selector"

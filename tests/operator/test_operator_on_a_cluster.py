@@ -290,6 +290,33 @@ def test_kubectl_scale_and_the_scale_subresource_work(cluster: Cluster, tmp_path
         until(lambda: cluster.ready("wide").get("reason") == "ScaledToZero", explain=process.text)
 
 
+def test_an_apply_without_replicas_keeps_what_an_autoscaler_has_made_of_them(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    path = f"/apis/serving.leadline.io/v1alpha1/namespaces/{cluster.namespace}/inferenceservices/kept/scale"
+
+    def replicas() -> int | None:
+        found: int | None = cluster.get("isvc", "kept")["spec"].get("replicas")
+        return found
+
+    with operator(cluster, tmp_path) as process:
+        cluster.apply(service("kept"))
+        until(lambda: replicas() == 1, explain=process.text)
+        # Server-side, with a number: the one that the operator has written is nobody's, so no conflict.
+        cluster.apply(service("kept", replicas=2), server_side=True)
+        cluster.kubectl("scale", "isvc", "kept", "--replicas=3")
+        until(lambda: cluster.get("deploy", "kept-engine")["status"].get("readyReplicas") == 3, 90)
+        pods = {one["metadata"]["uid"] for one in cluster.items("pods")}
+        # `kubectl replace`, and `kubectl apply` once the manifest has lost its number, take the field away.
+        cluster.kubectl("replace", "-f", "-", text=json.dumps(service("kept")))
+        until(lambda: replicas() == 3, explain=process.text)
+        assert json.loads(cluster.kubectl("get", "--raw", path, namespaced=False))["spec"]["replicas"] == 3
+        until(lambda: cluster.get("isvc", "kept")["status"]["observedGeneration"] > 3, explain=process.text)
+        assert cluster.get("deploy", "kept-engine")["spec"]["replicas"] == 3
+        assert {one["metadata"]["uid"] for one in cluster.items("pods")} == pods
+        assert "fault of the operator" not in process.text()
+
+
 # What may stand in an InferenceService, and not in a Deployment → what the API server says.
 NO_POD_TEMPLATES: dict[str, tuple[dict[str, Any], str]] = {
     "a field that is misspelt": (

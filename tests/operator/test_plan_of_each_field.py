@@ -440,6 +440,25 @@ def test_replicas_are_what_is_asked_for_within_the_autoscalers_limits(
     assert made.status["desiredReplicas"] == replicas
 
 
+@pytest.mark.parametrize(
+    ("spec", "running", "replicas"),
+    [
+        ({}, None, 1),
+        ({}, 3, 3),
+        ({}, 0, 0),
+        ({"autoscaling": {"min": 2, "max": 4}}, None, 2),
+        ({"autoscaling": {"min": 2, "max": 4}}, 3, 3),
+    ],
+)
+def test_where_replicas_are_left_out_what_runs_stays_and_is_written_where_scale_reads_it(
+    spec: dict[str, Any], running: int | None, replicas: int
+) -> None:
+    """An apply that takes `replicas` out of a manifest, for an autoscaler to have, must not cost pods."""
+    made = plan_of(spec, children={} if running is None else deployment(running))
+    assert wanted(made, "Deployment")["spec"]["replicas"] == made.replicas == replicas
+    assert plan_of({**spec, "replicas": 3}, children=deployment(1)).replicas is None, "it is there"
+
+
 OURS = Target("apps", "Deployment", "team", "qwen-engine")
 
 

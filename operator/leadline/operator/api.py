@@ -142,13 +142,15 @@ class ApiClient:
             parameters={"fieldManager": FIELD_MANAGER, "force": "true"},
         )
 
-    async def scale(self, kind: Kind, namespace: str, name: str, replicas: int) -> None:
-        """Through the scale subresource, as kubectl and autoscalers do it."""
+    async def scale(self, kind: Kind, namespace: str, name: str, replicas: int, version: str = "") -> None:
+        """Through the scale subresource, as kubectl and autoscalers do it. Raises Conflict if the object is no
+        longer at the resourceVersion `version`."""
+        metadata = {"metadata": {"resourceVersion": version}} if version else {}
         await self._request(
             "PATCH",
             kind,
             kind.path(namespace, name, "scale"),
-            body={"spec": {"replicas": replicas}},
+            body={**metadata, "spec": {"replicas": replicas}},
             content_type="application/merge-patch+json",
             parameters={"fieldManager": AUTOSCALER_MANAGER},
         )

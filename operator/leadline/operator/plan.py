@@ -50,6 +50,8 @@ class Plan:
     """In the order of application; None: leave alone what there is (nobody knows what is wanted)."""
     delete: list[Object] = field(default_factory=list)
     """Children of ours that are no longer wanted."""
+    replicas: int | None = None
+    """What to write into `spec.replicas`, which says nothing: without it nobody can read `/scale`."""
     status: Object = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
 
@@ -73,6 +75,7 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
         spec,
         settings,
         replicas_owned_elsewhere=owned_by_autoscaler(deployment, observed.autoscaled),
+        running=None if deployment is None else deployment.get("spec", {}).get("replicas"),
     )
     if not context.on_gpu and spec.tensor_parallel > 1:
         return _stuck(
@@ -110,7 +113,13 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
         said = observed.service["status"]
         status |= {name: said[name] for name in ("observedGeneration", "conditions") if name in said}
         events = []
-    return Plan(desired=objects, delete=_unwanted(observed, objects), status=status, events=events)
+    return Plan(
+        desired=objects,
+        delete=_unwanted(observed, objects),
+        replicas=wanted if spec.replicas is None else None,
+        status=status,
+        events=events,
+    )
 
 
 def _stuck(observed: Observed, reason: Reason, message: str) -> Plan:

@@ -121,11 +121,26 @@ class Reconciler:
             return Outcome.UNCHANGED, _REFUSAL_SECONDS
         if self._has_left_overs(key, made):
             return Outcome.UNCHANGED, 1.0
+        if made.replicas is not None:
+            try:
+                service = await self._fill_replicas(key, service, made.replicas)
+            except (NotFound, Conflict):
+                return Outcome.UNCHANGED, 1.0  # it is gone, or has just been scaled
+            made = self._plan(key, service)
         await self._carry_out(key, made)
         # The children are other than they were: what is to be said of them may be too.
         made = self._plan(key, service)
         await self._report(service, made)
         return Outcome.CHANGED, self._again(key)
+
+    async def _fill_replicas(self, key: Key, service: Object, replicas: int) -> Object:
+        """Write the number that `replicas`, which the spec leaves out, stands for; the service afterwards. It
+        goes through /scale, which records no field manager for a field that was not there: a later
+        server-side apply that does name `replicas` meets no conflict."""
+        await self._api.scale(SERVICE, *key, replicas, service["metadata"]["resourceVersion"])
+        filled = await self._api.get(SERVICE, *key)
+        self._store.put(SERVICE, filled)
+        return filled
 
     def _deployment(self, key: Key) -> Object | None:
         return self._store.get(key, BY_KIND["Deployment"], child_name(key[1]))
@@ -218,7 +233,12 @@ class Reconciler:
         ]
 
     def _writes(self, key: Key, service: Object, made: Plan) -> bool:
-        return bool(self._to_apply(key, made) or made.delete or made.status != (service.get("status") or {}))
+        return bool(
+            self._to_apply(key, made)
+            or made.delete
+            or made.replicas is not None
+            or made.status != (service.get("status") or {})
+        )
 
     async def _carry_out(self, key: Key, made: Plan) -> None:
         """What pods need goes first, then the rest, all of it at once: a service is a few round trips."""

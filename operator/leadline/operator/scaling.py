@@ -56,7 +56,8 @@ class ServiceScaler:
         await asyncio.gather(*(self._look(key, *found, views) for key, found in scaled.items()))
 
     def _scaled(self, key: Key) -> tuple[Autoscaling, int] | None:
-        """Limits and present replicas of a service with `autoscaling` that this operator looks at."""
+        """Limits and present replicas of a service with `autoscaling` that this operator looks at. None while
+        `replicas` are left out: the reconciler is about to write what runs."""
         service = self._store.service(key)
         if service is None or service["metadata"].get("deletionTimestamp"):
             return None
@@ -66,7 +67,9 @@ class ServiceScaler:
             spec = msgspec.convert(service.get("spec", {}), InferenceServiceSpec)
         except msgspec.ValidationError:
             return None
-        return None if spec.autoscaling is None else (spec.autoscaling, spec.replicas)
+        if spec.autoscaling is None or spec.replicas is None:
+            return None
+        return spec.autoscaling, spec.replicas
 
     def _is_elsewhere(self, key: Key, autoscaled: frozenset[Target] | None) -> bool:
         """Whether an autoscaler scales the service. Where the API server does not tell which there are, one

@@ -123,7 +123,7 @@ class EngineOptions(SpecObject, kw_only=True):
 class InferenceServiceSpec(SpecObject, kw_only=True):
     RULES = (
         Rule(
-            "oldSelf.hasValue() || !has(self.autoscaling) || self.replicas == 1",
+            "oldSelf.hasValue() || !has(self.autoscaling) || !has(self.replicas) || self.replicas == 1",
             "replicas and autoscaling exclude each other: leave replicas out, the autoscaler sets it",
             True,
         ),
@@ -172,9 +172,20 @@ class InferenceServiceSpec(SpecObject, kw_only=True):
     tensor_parallel: Annotated[
         int, Meta(ge=1, le=16, description="Accelerators each pod spreads the model over.")
     ] = 1
-    replicas: Annotated[
-        int, Meta(ge=0, le=1000, description="Pods; set by kubectl scale and autoscalers too.")
-    ] = 1
+    replicas: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=1000,
+                description="Pods; set by kubectl scale and autoscalers too. Left out: what runs stays, and a "
+                "new service gets 1.",
+            ),
+        ]
+        | None
+    ) = None
+    """No default in the schema: the API server would write it whenever an apply leaves the field out, and take
+    a service that an autoscaler has scaled back to it."""
     autoscaling: (
         Annotated[
             Autoscaling,

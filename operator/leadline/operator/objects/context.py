@@ -40,6 +40,8 @@ class ServiceContext:
     settings: OperatorSettings
     replicas_owned_elsewhere: bool = False
     """A HorizontalPodAutoscaler scales the Deployment itself: its `replicas` are not ours to set."""
+    running: int | None = None
+    """`replicas` of the Deployment there is; None without one."""
 
     @property
     def child(self) -> str:
@@ -55,11 +57,13 @@ class ServiceContext:
 
     @property
     def replicas(self) -> int:
-        """Wanted pods. With `autoscaling`, spec.replicas is the autoscaler's last word, within its limits."""
+        """Wanted pods. With `autoscaling`, spec.replicas is the autoscaler's last word, within its limits.
+        Where the spec does not say, what runs stays; a new service gets 1."""
+        replicas = self.spec.replicas
+        if replicas is None:
+            replicas = 1 if self.running is None else self.running
         scaling = self.spec.autoscaling
-        if scaling is None:
-            return self.spec.replicas
-        return min(max(self.spec.replicas, scaling.min), scaling.max)
+        return replicas if scaling is None else min(max(replicas, scaling.min), scaling.max)
 
     @property
     def redis_needs_secret(self) -> bool:
