@@ -143,8 +143,8 @@ class ApiClient:
         )
 
     async def scale(self, kind: Kind, namespace: str, name: str, replicas: int, version: str = "") -> None:
-        """Through the scale subresource, as kubectl and autoscalers do it. Raises Conflict if the object is no
-        longer at the resourceVersion `version`."""
+        """Through the scale subresource, as kubectl and autoscalers do it. Raises Conflict if the object has
+        left the resourceVersion `version`."""
         metadata = {"metadata": {"resourceVersion": version}} if version else {}
         await self._request(
             "PATCH",

@@ -178,14 +178,14 @@ class InferenceServiceSpec(SpecObject, kw_only=True):
             Meta(
                 ge=0,
                 le=1000,
-                description="Pods; set by kubectl scale and autoscalers too. Left out: what runs stays, and a "
-                "new service gets 1.",
+                description="Pods; set by kubectl scale and autoscalers too. Left out: what runs stays, and "
+                "a new service gets 1.",
             ),
         ]
         | None
     ) = None
-    """No default in the schema: the API server would write it whenever an apply leaves the field out, and take
-    a service that an autoscaler has scaled back to it."""
+    """No default in the schema: the API server would write it whenever an apply leaves the field out, and
+    take a service that an autoscaler has scaled back to it."""
     autoscaling: (
         Annotated[
             Autoscaling,
