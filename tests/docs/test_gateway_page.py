@@ -53,7 +53,7 @@ def table(title: str) -> list[str]:
 
 def test_the_page_has_every_setting() -> None:
     assert table("Settings") == list(rows(GatewayConfig))
-    assert table("Of one service") == list(rows(ServiceConfig))
+    assert table("Per-service settings") == list(rows(ServiceConfig))
 
 
 def test_every_setting_is_described() -> None:
