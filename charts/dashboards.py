@@ -79,7 +79,7 @@ SERVING = Dashboard(
                         (f"{_S} in flight", f"sum by (service) ({_G}in_flight_requests{{{_OWN}}})"),
                         (f"{_S} queued", f"sum by (service) ({_G}queued_requests{{{_OWN}}})"),
                     ),
-                    "Queued: there is no pod with room.",
+                    "Queued: no pod has free capacity.",
                 ),
             ),
         ),
@@ -94,7 +94,7 @@ SERVING = Dashboard(
                 ),
                 Panel("Time between pieces of a stream", "s", _quantiles(f"{_G}inter_token_seconds")),
                 Panel("Whole request", "s", _quantiles(f"{_G}request_seconds")),
-                Panel("Wait for a pod with room", "s", _quantiles(f"{_G}queue_seconds")),
+                Panel("Wait for a pod with free capacity", "s", _quantiles(f"{_G}queue_seconds")),
                 Panel(
                     "Routing",
                     "s",
@@ -341,7 +341,7 @@ OPERATOR = Dashboard(
                     (("{{outcome}}", _rate(f"{_O}reconciles_total", "outcome", "")),),
                 ),
                 Panel("Duration of a look", "s", _quantiles(f"{_O}reconcile_seconds", "", "")),
-                Panel("Services that wait for a look", "short", (("{{pod}}", f"{_O}queue_length"),)),
+                Panel("Services waiting for a reconcile", "short", (("{{pod}}", f"{_O}queue_length"),)),
                 Panel(
                     "Writes to the API server",
                     "wps",

@@ -61,78 +61,79 @@ class ServiceConfig(Strict):
     name: NonEmpty
     """<namespace>/<name>, as in its Redis keys."""
     model: str = ""
-    """Folder of the model, for its tokenizer; a pod is asked for its own where there is none."""
+    """Model folder with the tokenizer; when empty, the gateway fetches the tokenizer from a pod."""
     served_names: list[NonEmpty] = []
-    """Names and aliases that clients may use, beside those that pods report."""
+    """Names and aliases that clients may use, in addition to those that pods report."""
     policy: NonEmpty | None = None
     """Routing policy; the gateway's `policy` when left out."""
     policy_options: dict[str, Any] = {}
     """Parameters of the policy."""
     block_size: AtLeastOne = 64
-    """Tokens a block, until a pod reports its own."""
+    """Tokens per block, until a pod reports its own block size."""
     pod_concurrency: Count | None = None
-    """Requests a pod is given at once; `admission.pod_concurrency` when left out."""
+    """Concurrent requests per pod; `admission.pod_concurrency` when left out."""
     tokenizer: Literal["auto", "approximate"] = "auto"
-    """approximate: match pieces of text in place of tokens, without tokenizer files."""
+    """auto: match tokens. approximate: match pieces of text, without a tokenizer."""
     pods: list[PodConfig] = []
-    """A static list. With none, pods come from discovery."""
+    """Static list of pods; when empty, pods come from discovery."""
     kubernetes_service: str = ""
-    """Kubernetes Service whose EndpointSlices list the pods; the service's own name when left out."""
+    """Kubernetes Service with the EndpointSlices of the pods; the service's own name when empty."""
 
 
 class DiscoveryConfig(Strict):
     """Where pods come from, for services without a static list."""
 
     kind: Literal["static", "kubernetes"] = "static"
-    """static: what `services` lists. kubernetes: EndpointSlices are watched."""
+    """static: the pods in `services`. kubernetes: watch EndpointSlices."""
     namespace: str = ""
-    """Kubernetes namespace to watch; empty: that of the gateway's own pod. "*": all."""
+    """Kubernetes namespace to watch; empty: the namespace of the gateway's pod; "*": all."""
     label_selector: str = ""
-    """EndpointSlices to look at; slices of configured services and those labelled
-    `serving.leadline.io/service` when empty."""
+    """Label selector of EndpointSlices; when empty, slices of configured services and slices labelled
+    `serving.leadline.io/service`."""
     operator: str | None = None
-    """Of services labelled `serving.leadline.io/service`, those of the operator of that name only; "": of the
-    operator without a name; all when left out."""
+    """Serve only services of the operator with this name; "": of the operator without a name; when left out,
+    all services labelled `serving.leadline.io/service`."""
     port: str = "http"
-    """Name or number of the endpoint port; the first port where no port has it."""
+    """Name or number of the endpoint port; the first port if no port matches."""
     resync_seconds: Positive = 300.0
-    """Every so often the whole list is read again."""
+    """Interval at which the whole list is read again."""
     kubeconfig: str = ""
-    """A kubeconfig file; empty: the pod's service account, or $KUBECONFIG outside a pod."""
+    """Kubeconfig file; empty: the pod's service account, or $KUBECONFIG outside a pod."""
 
 
 class AdmissionConfig(Strict):
     """When requests wait and when they are refused."""
 
     pod_concurrency: Count = 0
-    """Requests a pod is given at once; 0: the limit that it reports."""
+    """Concurrent requests per pod; 0: the limit that the pod reports."""
     pod_queue: Count = 8
     """Requests that may wait inside a pod before it counts as saturated."""
     max_queued: Count = 1000
     """Requests that may wait in the gateway for one service; more are refused with 429."""
     queue_timeout_seconds: Positive = 60.0
-    """A request that waited so long is refused with 503."""
+    """Longest wait in the gateway's queue; then the request is refused with 503."""
     hold_without_pods_seconds: NonNegative = 60.0
-    """How long requests are held for a service that has no pod at all (scaled to zero)."""
+    """How long requests wait for a service without any pod (scaled to zero)."""
     class_weights: dict[str, Positive] = msgspec.field(
         default_factory=lambda: {"interactive": 4.0, "batch": 1.0}
     )
-    """Shares of the capacity when it is short. Classes not named here weigh 1."""
+    """Shares of the capacity under load. A class that is not named has weight 1."""
     tenant_weights: dict[str, Positive] = {}
-    """Shares within a class; 1 for a tenant not named here."""
+    """Shares within a class. A tenant that is not named has weight 1."""
 
 
 class RateLimitConfig(Strict):
     """Requests and tokens a minute; the numbers come with each key."""
 
     redis_timeout_seconds: Positive = 0.02
-    """Redis is given so long, then this gateway counts by itself."""
+    """Timeout of Redis; after it, this gateway counts by itself."""
     replicas: AtLeastOne = 1
-    """Gateways that share the limits: without Redis each allows its part of them."""
+    """Number of gateways that share the limits; without Redis each allows its part."""
     requests_per_minute: Count = 0
-    """For keys that bring no limit of their own, and without keys for everybody together; 0: none."""
+    """Default requests per minute for keys without a limit of their own; without a keys file, for all clients
+    together. 0: no limit."""
     tokens_per_minute: Count = 0
-    """The same of tokens, prompt and output together."""
+    """The same for tokens of prompt and output together."""
 
 
 class ServerConfig(Strict):
@@ -141,19 +142,19 @@ class ServerConfig(Strict):
     host: str = "0.0.0.0"
     """Address to listen on."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8080
-    """0 picks a free one."""
+    """Port to listen on; 0 picks a free one."""
     workers: AtLeastOne = 1
     """Processes that share the port."""
     max_body_bytes: AtLeastOne = 32 << 20
     """Larger requests are refused with 413."""
     request_timeout_seconds: Positive = 60.0
-    """From the first byte of a client's request to its last; a slower one is answered with 408."""
+    """Longest time from the first to the last byte of a request; a slower one is answered with 408."""
     write_timeout_seconds: Positive = 60.0
-    """A client that stays connected and reads nothing of its answer for so long is cut off."""
+    """A client that stays connected and reads nothing for this long is disconnected."""
     shutdown_seconds: NonNegative = 30.0
-    """Streams may go on so long after SIGTERM."""
+    """How long streams may continue after SIGTERM."""
     access_log: bool = True
-    """A line of JSON for each completion, without prompts, answers and keys."""
+    """Write one JSON line per completion, without prompts, answers and keys."""
     otlp_endpoint: str = ""
     """OpenTelemetry collector for traces; empty: no traces."""
 
@@ -162,24 +163,24 @@ class UpstreamConfig(Strict):
     """The side that pods see."""
 
     connect_timeout_seconds: Positive = 2.0
-    """Of a connection to a pod."""
+    """Timeout for connecting to a pod."""
     first_byte_timeout_seconds: Positive = 300.0
-    """Of streams: from sending the request to the first byte of its answer."""
+    """Streams: longest time from sending the request to the first byte of the answer."""
     answer_timeout_seconds: Positive = 3600.0
-    """Of answers that are no streams, which come when all of them is generated. A pod that hangs is left long
-    before either."""
+    """Other answers: longest time until the complete answer. A pod that hangs is detected much sooner than
+    either timeout."""
     idle_timeout_seconds: Positive = 120.0
-    """Longest silence within an answer."""
+    """Longest time without data within an answer."""
     retries: Count = 2
-    """Other pods tried before the first byte."""
+    """How many other pods are tried before the first byte."""
     migrations: Count = 3
-    """Times that a stream may move to another pod after its first byte."""
+    """How often a stream may move to another pod after its first byte."""
     breaker_failures: AtLeastOne = 3
-    """Failures in a row after which a pod is left alone."""
+    """Consecutive failures after which a pod's circuit opens."""
     breaker_seconds: Positive = 5.0
-    """How long at first; longer each time, up to half a minute."""
+    """How long the circuit stays open at first; longer each time, up to half a minute."""
     hedge_after_seconds: NonNegative = 0.0
-    """Ask a second pod when the first has not answered so long; 0: never."""
+    """Ask a second pod if the first has not answered for this long; 0: never."""
     api_key: str = ""
     """Sent to pods in place of the client's key. Empty: none with a `keys_file`, else the client's own."""
 
@@ -193,15 +194,15 @@ class GatewayConfig(Strict):
     redis_url: str = ""
     """redis://, rediss:// or unix://; empty: route without cache events. Holds the password: never log it."""
     keys_file: str = ""
-    """Keys of clients (keys.py); empty: everybody may."""
+    """File with the clients' keys; empty: no key is needed."""
     policy: NonEmpty = "prefix"
     """Routing policy: prefix, least-load, session, random, or the name of an entry point."""
     policy_options: dict[str, Any] = {}
     """Parameters of the policy (policies/README.md)."""
     services: list[ServiceConfig] = []
-    """Services by hand; with discovery by kubernetes those that want other settings."""
+    """Services; with `discovery.kind: kubernetes` only those with settings of their own."""
     models: dict[str, dict[str, NonNegative]] = {}
-    """Name for clients → service → share, for canaries."""
+    """Served name → service → weight, for canaries."""
     discovery: DiscoveryConfig = msgspec.field(default_factory=DiscoveryConfig)
     admission: AdmissionConfig = msgspec.field(default_factory=AdmissionConfig)
     limits: RateLimitConfig = msgspec.field(default_factory=RateLimitConfig)

@@ -35,74 +35,78 @@ class GatewayMetrics:
         prefix = "leadline_gateway_"
         self._requests = Counter(
             f"{prefix}requests_total",
-            "Requests by the status they ended with",
+            "Requests by final status",
             [*own, "code"],
             registry=registry,
         )
         self._seconds = Histogram(
             f"{prefix}request_seconds",
-            "Arrival to the end of the answer",
+            "Time from arrival to the end of the answer",
             own,
             buckets=_SLOW,
             registry=registry,
         )
         self._ttft = Histogram(
             f"{prefix}time_to_first_token_seconds",
-            "Arrival to the first byte of a streamed answer",
+            "Time from arrival to the first byte of a streamed answer",
             own,
             buckets=_SLOW,
             registry=registry,
         )
         self._itl = Histogram(
             f"{prefix}inter_token_seconds",
-            "Between two pieces of a streamed answer",
+            "Time between two chunks of a streamed answer",
             own,
             buckets=_SLOW,
             registry=registry,
         )
         self._routing = Histogram(
             f"{prefix}routing_seconds",
-            "Tokenizing, matching and picking, the wait for a pod left out",
+            "Time to tokenize, match and pick, without the wait for a pod",
             own,
             buckets=_FAST,
             registry=registry,
         )
         self._queued = Histogram(
-            f"{prefix}queue_seconds", "Wait for a pod with room", own, buckets=_SLOW, registry=registry
+            f"{prefix}queue_seconds",
+            "Wait for a pod with free capacity",
+            own,
+            buckets=_SLOW,
+            registry=registry,
         )
         self._predicted = Counter(
             f"{prefix}predicted_cached_tokens_total",
-            "Prompt tokens that the picked pod was believed to hold, of answers that say what it held",
+            "Prompt tokens expected in the cache of the picked pod, for answers that report cached tokens",
             own,
             registry=registry,
         )
         self._actual = Counter(
             f"{prefix}actual_cached_tokens_total",
-            "Prompt tokens that the pod held, by the same answers",
+            "Prompt tokens found in the cache of the pod, as reported by the same answers",
             own,
             registry=registry,
         )
         self._prompt = Counter(
             f"{prefix}prompt_tokens_total",
-            "Prompt tokens, by the engines' count where they say it",
+            "Prompt tokens, counted by the engine where it reports usage",
             own,
             registry=registry,
         )
         self._output = Counter(
             f"{prefix}completion_tokens_total",
-            "Output tokens, by the engines' count where they say it",
+            "Output tokens, counted by the engine where it reports usage",
             own,
             registry=registry,
         )
         self._retries = Counter(
             f"{prefix}retries_total",
-            "Attempts given up before their first byte",
+            "Attempts abandoned before their first byte",
             [*own, "reason"],
             registry=registry,
         )
         self._migrations = Counter(
             f"{prefix}migrations_total",
-            "Streams whose pod was lost, by whether another went on",
+            "Streams that lost their pod, by whether another pod continued them",
             [*own, "outcome"],
             registry=registry,
         )

@@ -25,7 +25,7 @@ class StateGauges:
         prefix = "leadline_gateway_"
         self._waiting = Gauge(
             f"{prefix}queued_requests",
-            "Requests that wait for a pod with room",
+            "Requests waiting for a pod with free capacity",
             own,
             registry=registry,
             multiprocess_mode="livesum",
@@ -46,14 +46,14 @@ class StateGauges:
         )
         self._guesses = Gauge(
             f"{prefix}index_speculative_blocks",
-            "Blocks that pods are believed to hold soon",
+            "Blocks that pods are expected to hold soon",
             own,
             registry=registry,
             multiprocess_mode="livesum",
         )
         self._circuit = Gauge(
             f"{prefix}circuit_state",
-            "Of a pod: 0 closed, 1 half open, 2 open; the worst of the workers",
+            "Circuit of a pod: 0 closed, 1 half open, 2 open; the highest value of all workers",
             [*own, "pod"],
             registry=registry,
             multiprocess_mode="livemax",

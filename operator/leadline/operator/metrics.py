@@ -20,18 +20,18 @@ class OperatorMetrics:
         )
         self.reconciles = Counter(
             "leadline_operator_reconciles_total",
-            "Looks at a service by outcome: unchanged, changed, gone, failed.",
+            "Reconciles by outcome: unchanged, changed, gone, failed.",
             ["outcome"],
             registry=self.registry,
         )
         self.seconds = Histogram(
             "leadline_operator_reconcile_seconds",
-            "Duration of one look.",
+            "Duration of one reconcile.",
             registry=self.registry,
             buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0),
         )
         self.queued = Gauge(
-            "leadline_operator_queue_length", "Services that wait for a look.", registry=self.registry
+            "leadline_operator_queue_length", "Services waiting for a reconcile.", registry=self.registry
         )
         self.services = Gauge(
             "leadline_operator_services",

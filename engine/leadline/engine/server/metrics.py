@@ -171,7 +171,7 @@ class _CoreCollector(Collector):
         if state is None:
             return
         stats, speeds, age, _ = state
-        yield gauge("heartbeat_age_seconds", "Time since the core's loop last went round.", age)
+        yield gauge("heartbeat_age_seconds", "Seconds since the engine core's last loop iteration.", age)
         yield gauge(
             "decode_step_seconds", "Recent mean time of a step that only decodes.", speeds.decode_step_seconds
         )

@@ -22,7 +22,7 @@ class SyncMetric:
         )
         self._lag = Gauge(
             "leadline_gateway_event_lag_seconds",
-            "From a cache event's entering Redis to its being read, by both clocks; 0 when all is read",
+            "Age of a cache event when it is read, by the clocks of Redis and gateway; 0: all are read",
             ["service"],
             registry=registry,
             multiprocess_mode="livemax",
