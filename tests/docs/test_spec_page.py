@@ -35,6 +35,10 @@ def values(schema: dict[str, Any]) -> str:
     return f"{kind}, from {schema['minimum']}" if "minimum" in schema else kind
 
 
+def shown(default: Any) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
 def rows(schema: dict[str, Any], path: str = "") -> Iterator[str]:
     for name, field in schema["properties"].items():
         here, inner = f"{path}{name}", "properties" in field
@@ -42,7 +46,7 @@ def rows(schema: dict[str, Any], path: str = "") -> Iterator[str]:
             kind = default = ""
         else:
             kind = values(field)
-            default = f"`{field['default']}`" if "default" in field else ""
+            default = f"`{shown(field['default'])}`" if "default" in field else ""
             if name in schema.get("required", ()):
                 default = "required"
         yield f"| `{here}` | {kind} | {default} | {field.get('description', '')} |"

@@ -156,6 +156,42 @@ def test_what_cannot_change_is_refused_and_what_can_is_not(cluster: Cluster) -> 
     cluster.apply(service("fixed", cache={"size": "1Gi"}))
 
 
+def test_a_cache_that_is_taken_away_leaves_its_claim_and_finds_it_again(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    def uid() -> str:
+        found: str = cluster.get("pvc", "weights-engine")["metadata"]["uid"]
+        return found
+
+    def message() -> str:
+        return str(cluster.ready("weights").get("message"))
+
+    with operator(cluster, tmp_path) as process:
+        cluster.apply(service("weights", replicas=0, cache={"size": "10Mi", "storageClass": "standard"}))
+        until(lambda: cluster.get("pvc", "weights-engine"), explain=process.text)
+        before = uid()
+        cluster.apply(service("weights", replicas=0))
+        until(lambda: "claim weights-engine (10Mi)" in message(), explain=process.text)
+        reasons = [one["reason"] for one in cluster.items("events")]
+        assert reasons.count("CacheRetained") == 1
+        cluster.apply(service("weights", replicas=0, cache={"size": "9Mi"}))
+        until(lambda: "cache.size cannot be had" in message(), explain=process.text)
+        cluster.apply(service("weights", replicas=0, cache={"size": "10Mi"}))
+        until(lambda: message() == "replicas is 0", explain=process.text)
+        assert "retainedClaim" not in cluster.get("isvc", "weights")["status"]
+        assert uid() == before
+        # Asked for beforehand, it goes.
+        cluster.apply(service("weights", replicas=0, cache={"size": "10Mi", "retain": False}))
+        until(
+            lambda: cluster.get("pvc", "weights-engine")["metadata"]["annotations"].get(
+                "serving.leadline.io/retain"
+            ),
+            explain=process.text,
+        )
+        cluster.apply(service("weights", replicas=0))
+        until(lambda: cluster.get("pvc", "weights-engine") is None, explain=process.text)
+
+
 @pytest.mark.parametrize("served", ["Qwen/Qwen3-8B", "模型-" + "x" * 100, "a.B_c:d"])
 def test_a_model_may_be_called_anything(cluster: Cluster, tmp_path: Path, served: str) -> None:
     with operator(cluster, tmp_path) as process:

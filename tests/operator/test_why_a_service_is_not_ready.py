@@ -280,6 +280,23 @@ TURNED_DOWN: dict[str, tuple[list[dict[str, Any]], str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"replicas": 2, "cache": {"size": "5Gi"}}, True),
+        ({"cache": {"size": "5Gi"}}, False),
+        ({"replicas": 2, "cache": {"size": "5Gi", "accessMode": "ReadWriteMany"}}, False),
+        ({"replicas": 2}, False),
+    ],
+)
+def test_pods_without_a_place_that_share_a_claim_of_one_node_are_told_of_it(
+    spec: dict[str, Any], said: bool
+) -> None:
+    pods = [pod("a", ready=True), unschedulable("0/2 nodes are available: 1 Insufficient cpu", "b")]
+    message = condition(plan_of(spec, children=deployment(2), pods=pods))["message"]
+    assert ("cache.accessMode is ReadWriteOnce, so all pods of the service need one node" in message) == said
+
+
 @pytest.mark.parametrize("case", TURNED_DOWN)
 def test_a_node_that_turns_pods_down_is_said(case: str) -> None:
     pods, reason = TURNED_DOWN[case]

@@ -33,6 +33,11 @@ _REPLICA_SET = re.compile(r'(?:new replica set|ReplicaSet) "([^"]+)"')
 """How the deployment controller names the newest ReplicaSet in the condition Progressing."""
 _OF_ANY_GENERATION = (Reason.APPLY_REFUSED, Reason.SCALED_TO_ZERO)
 """What is said of the spec alone, not of pods."""
+_WITHOUT_A_PLACE = (Reason.UNSCHEDULABLE, Reason.POD_SETUP_FAILED)
+_ONE_NODE = (
+    "; cache.accessMode is ReadWriteOnce, so all pods of the service need one node: for pods on several, "
+    "name a ReadWriteMany claim in cache.claimName"
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,6 +80,9 @@ def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
     finding = worst([*findings, *_refused(deployment)])
     if finding is None or finding.reason == Reason.CREATING_PODS:
         finding = diagnose_refused(observed.pods, resource) or finding
+    shared = context.shares_cache_on_one_node and wanted > 1
+    if shared and finding is not None and finding.reason in _WITHOUT_A_PLACE:
+        finding = replace(finding, message=f"{finding.message}{_ONE_NODE}")
     if finding is not None and not finding.is_failure and (before := last_eviction(observed.pods)):
         finding = replace(finding, message=f"{finding.message}; {before}")
     available = ready > 0

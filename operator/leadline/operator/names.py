@@ -19,6 +19,7 @@ __all__ = [
     "MANAGED_SELECTOR",
     "PORT",
     "PORT_NAME",
+    "RETAIN_ANNOTATION",
     "SERVICE_LABEL",
     "child_labels",
     "child_name",
@@ -34,6 +35,8 @@ MANAGED_SELECTOR = f"app.kubernetes.io/managed-by={MANAGED_BY}"
 """Label selector of everything the operator watches."""
 HASH_ANNOTATION = label("applied-hash")
 """On every object of ours: digest of what was applied."""
+RETAIN_ANNOTATION = label("retain")
+"""On a cache claim: "false" lets the operator delete it when the spec no longer asks for it."""
 CONTAINER = "engine"
 DOWNLOAD_CONTAINER = "download"
 """Init container that fetches an hf:// model into the cache."""

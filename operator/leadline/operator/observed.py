@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-__all__ = ["Observed", "StartReport", "Target", "active_pods", "owned_by_autoscaler", "was_autoscaled"]
+__all__ = [
+    "Observed",
+    "StartReport",
+    "Target",
+    "active_pods",
+    "owned_by_autoscaler",
+    "owner_of",
+    "was_autoscaled",
+]
 
 
 class Target(NamedTuple):
@@ -60,6 +68,22 @@ class Observed:
     @property
     def deployment(self) -> dict[str, Any] | None:
         return next((child for (kind, _), child in self.children.items() if kind == "Deployment"), None)
+
+    @property
+    def claim(self) -> dict[str, Any] | None:
+        """The claim that `cache.size` made."""
+        owned = (
+            child
+            for (kind, _), child in self.children.items()
+            if kind == "PersistentVolumeClaim" and owner_of(child) == self.uid
+        )
+        return next(owned, None)
+
+
+def owner_of(child: dict[str, Any]) -> str:
+    """Uid of an object's controller; empty without one."""
+    owners = child["metadata"].get("ownerReferences") or []
+    return str(next((one.get("uid", "") for one in owners if one.get("controller")), ""))
 
 
 def active_pods(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -6,22 +6,29 @@ Room: operator. Pure: no clock, no network, no randomness. Everything the operat
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
+from leadline.operator.cache_claims import (
+    claim_class,
+    claim_conflict,
+    goes,
+    is_retained,
+    words_of_retained,
+)
 from leadline.operator.conditions import Verdict, invalid_status, is_too_early, judge, make_status
 from leadline.operator.names import HASH_ANNOTATION, MANAGED_BY
 from leadline.operator.objects import ServiceContext, network_objects, support_objects, workload_objects
 from leadline.operator.objects.context import digest
-from leadline.operator.observed import Observed, owned_by_autoscaler
+from leadline.operator.observed import Observed, owned_by_autoscaler, owner_of
 from leadline.operator.settings import OperatorSettings
 from leadline.operator.strategic import misshapen
 from leadline.protocol.isvc import ConditionType, Reason
 from leadline.protocol.isvc_types import InferenceServiceSpec
 
-__all__ = ["Event", "Plan", "owner_of", "plan"]
+__all__ = ["Event", "Plan", "plan"]
 
 Object = dict[str, Any]
 
@@ -67,7 +74,7 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
         return _stuck(observed, Reason.INVALID_SPEC, f"the spec cannot be read: {error}")
     if wrong := misshapen(spec.pod_template or {}, "podTemplate"):
         return _stuck(observed, Reason.INVALID_SPEC, wrong)
-    deployment = observed.deployment
+    deployment, claim = observed.deployment, observed.claim
     context = ServiceContext(
         metadata["name"],
         metadata["namespace"],
@@ -76,6 +83,7 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
         settings,
         replicas_owned_elsewhere=owned_by_autoscaler(deployment, observed.autoscaled),
         running=None if deployment is None else deployment.get("spec", {}).get("replicas"),
+        claim_class=claim_class(claim),
     )
     if not context.on_gpu and spec.tensor_parallel > 1:
         return _stuck(
@@ -84,6 +92,8 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
             "tensorParallel needs accelerators, and this operator's default is the CPU: set accelerator.type "
             "to gpu",
         )
+    if wrong := claim_conflict(claim, spec):
+        return _stuck(observed, Reason.INVALID_SPEC, wrong)
     objects = [*support_objects(context), *network_objects(context), *workload_objects(context)]
     taken = [one for one in objects if _is_foreign(observed, one)]
     if taken:
@@ -106,6 +116,9 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
     verdict = judge(context, observed, wanted)
     if observed.refusal:
         verdict = Verdict(False, Reason.APPLY_REFUSED, observed.refusal, verdict.available, False)
+    retained = claim if claim is not None and is_retained(claim, spec, metadata["name"]) else None
+    if retained is not None:
+        verdict = replace(verdict, message=f"{verdict.message}; {words_of_retained(retained)}")
     status = make_status(context, observed, wanted, verdict)
     events = _events(observed, verdict.reason, verdict.message)
     if is_too_early(observed, verdict, wanted):
@@ -113,9 +126,13 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
         said = observed.service["status"]
         status |= {name: said[name] for name in ("observedGeneration", "conditions") if name in said}
         events = []
+    if retained is not None:
+        status["retainedClaim"] = retained["metadata"]["name"]
+        if "retainedClaim" not in (service.get("status") or {}):
+            events.append(Event(False, "CacheRetained", words_of_retained(retained)))
     return Plan(
         desired=objects,
-        delete=_unwanted(observed, objects),
+        delete=_unwanted(observed, objects, spec),
         replicas=wanted if spec.replicas is None else None,
         status=status,
         events=events,
@@ -135,12 +152,6 @@ def _events(observed: Observed, reason: Reason, message: str) -> list[Event]:
     return [Event(reason not in _NORMAL, str(reason), message)]
 
 
-def owner_of(child: Object) -> str:
-    """Uid of an object's controller; empty without one."""
-    owners = child["metadata"].get("ownerReferences") or []
-    return str(next((one.get("uid", "") for one in owners if one.get("controller")), ""))
-
-
 def _is_foreign(observed: Observed, wanted: Object) -> bool:
     """Whether an object of that kind and name exists that is not ours. One of a deleted service of the same
     name (it is being collected) counts as ours in the making: applying fails until it is gone, and is tried
@@ -152,7 +163,8 @@ def _is_foreign(observed: Observed, wanted: Object) -> bool:
     return bool(labels.get("app.kubernetes.io/managed-by") != MANAGED_BY)
 
 
-def _unwanted(observed: Observed, objects: list[Object]) -> list[Object]:
+def _unwanted(observed: Observed, objects: list[Object], spec: InferenceServiceSpec) -> list[Object]:
+    service = observed.service["metadata"]["name"]
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}
     return [
         child
@@ -160,4 +172,5 @@ def _unwanted(observed: Observed, objects: list[Object]) -> list[Object]:
         if key not in names
         and owner_of(child) == observed.uid
         and not child["metadata"].get("deletionTimestamp")
+        and (child["kind"] != "PersistentVolumeClaim" or goes(child, spec, service))
     ]

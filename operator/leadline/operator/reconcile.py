@@ -24,8 +24,15 @@ from leadline.operator.hpas import Hpas
 from leadline.operator.kinds import BY_KIND, EVENT, SERVICE
 from leadline.operator.names import HASH_ANNOTATION, child_name
 from leadline.operator.objects.context import digest
-from leadline.operator.observed import Observed, StartReport, Target, owned_by_autoscaler, was_autoscaled
-from leadline.operator.plan import Event, Plan, owner_of, plan
+from leadline.operator.observed import (
+    Observed,
+    StartReport,
+    Target,
+    owned_by_autoscaler,
+    owner_of,
+    was_autoscaled,
+)
+from leadline.operator.plan import Event, Plan, plan
 from leadline.operator.ranking import Ranker
 from leadline.operator.settings import OperatorSettings
 from leadline.operator.store import Key, Store, service_of

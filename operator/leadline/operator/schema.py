@@ -85,6 +85,8 @@ def _schema(kind: types.Type, defaults: bool) -> Schema:
             if kind.gt is not None:
                 schema |= {"minimum": kind.gt, "exclusiveMinimum": True}
             return schema
+        case types.BoolType():
+            return {"type": "boolean"}
         case types.LiteralType():
             name = "string" if all(isinstance(value, str) for value in kind.values) else "integer"
             return {"type": name, "enum": list(kind.values)}

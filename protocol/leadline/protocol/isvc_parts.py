@@ -119,13 +119,15 @@ class Cache(SpecObject, kw_only=True):
             "!oldSelf.hasValue() || !has(self.size) || !has(oldSelf.value().size) || "
             "(has(self.storageClass) ? self.storageClass : '') == "
             "(has(oldSelf.value().storageClass) ? oldSelf.value().storageClass : '')",
-            "cache.storageClass cannot change on an existing claim: remove cache, apply, then add it again",
+            "cache.storageClass cannot change on an existing claim, which is kept with its models: "
+            "name a claim of your own in cache.claimName",
             True,
         ),
         Rule(
             "!oldSelf.hasValue() || !has(self.size) || !has(oldSelf.value().size) || "
             "self.accessMode == oldSelf.value().accessMode",
-            "cache.accessMode cannot change on an existing claim: remove cache, apply, then add it again",
+            "cache.accessMode cannot change on an existing claim, which is kept with its models: "
+            "name a claim of your own in cache.claimName",
             True,
         ),
         Rule(
@@ -160,8 +162,18 @@ class Cache(SpecObject, kw_only=True):
     ) = None
     access_mode: Annotated[
         Literal["ReadWriteOnce", "ReadWriteMany"],
-        Meta(description="Of the claim that is made: ReadWriteMany lets the pods of several nodes share it."),
+        Meta(
+            description="Of the claim that is made: ReadWriteMany lets the pods of several nodes share it; "
+            "with ReadWriteOnce pods prefer one node."
+        ),
     ] = "ReadWriteOnce"
+    retain: Annotated[
+        bool,
+        Meta(
+            description="Keep the claim that is made, with its models, when cache is removed or names "
+            "another; with the service it goes in any case."
+        ),
+    ] = True
 
 
 class Rollout(SpecObject, kw_only=True):

@@ -241,6 +241,10 @@ class InferenceServiceStatus(SpecObject, kw_only=True):
     selector: Annotated[str, Meta(description="Label selector of the pods, for /scale.")] = ""
     url: Annotated[str, Meta(description="Base URL of the OpenAI API.")] = ""
     served_name: Annotated[str, Meta(description="What clients call the model.")] = ""
+    retained_claim: Annotated[
+        str,
+        Meta(description="Claim that cache no longer uses and that is kept with its models; empty: none."),
+    ] = ""
     conditions: Annotated[
         list[Condition],
         Meta(

@@ -42,6 +42,8 @@ class ServiceContext:
     """A HorizontalPodAutoscaler scales the Deployment itself: its `replicas` are not ours to set."""
     running: int | None = None
     """`replicas` of the Deployment there is; None without one."""
+    claim_class: str | None = None
+    """Storage class that the service gave its cache claim; None: the cluster chose it."""
 
     @property
     def child(self) -> str:
@@ -64,6 +66,12 @@ class ServiceContext:
             replicas = 1 if self.running is None else self.running
         scaling = self.spec.autoscaling
         return replicas if scaling is None else min(max(replicas, scaling.min), scaling.max)
+
+    @property
+    def shares_cache_on_one_node(self) -> bool:
+        """Whether the pods share a claim that one node at a time can mount."""
+        cache = self.spec.cache
+        return cache is not None and cache.claim_name is None and cache.access_mode == "ReadWriteOnce"
 
     @property
     def redis_needs_secret(self) -> bool:

@@ -96,15 +96,7 @@ def _pod_spec(context: ServiceContext) -> dict[str, Any]:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        # Spread over hosts where there is a choice: one lost node then costs the fewest pods.
-        "topologySpreadConstraints": [
-            {
-                "topologyKey": "kubernetes.io/hostname",
-                "maxSkew": 1,
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": selector_labels(context.name)},
-            }
-        ],
+        **_placement(context),
         **({"initContainers": [download_container(context)]} if is_downloaded(spec.model) else {}),
         "containers": [engine_container(context)],
         "volumes": _volumes(context),
@@ -126,6 +118,27 @@ def _pod_spec(context: ServiceContext) -> dict[str, Any]:
     if spec.priority_class_name:
         pod["priorityClassName"] = spec.priority_class_name
     return pod
+
+
+def _placement(context: ServiceContext) -> dict[str, Any]:
+    """Spread pods over hosts where there is a choice: one lost node then costs the fewest. Pods that share a
+    ReadWriteOnce claim go to one node instead, and both are preferences. As a requirement the affinity would
+    keep a service from coming back while pods that cannot end still stand on a node that is lost."""
+    selector = {"matchLabels": selector_labels(context.name)}
+    if context.shares_cache_on_one_node:
+        term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": selector}
+        preferred = [{"weight": 100, "podAffinityTerm": term}]
+        return {"affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}}
+    return {
+        "topologySpreadConstraints": [
+            {
+                "topologyKey": "kubernetes.io/hostname",
+                "maxSkew": 1,
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": selector,
+            }
+        ]
+    }
 
 
 def _volumes(context: ServiceContext) -> list[dict[str, Any]]:

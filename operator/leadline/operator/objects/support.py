@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leadline.operator.names import redis_secret_name
+from leadline.operator.names import RETAIN_ANNOTATION, redis_secret_name
 from leadline.operator.objects.context import Object, ServiceContext
 
 __all__ = ["support_objects", "warmup_text"]
@@ -46,13 +46,15 @@ def support_objects(context: ServiceContext) -> list[Object]:
             "accessModes": [cache.access_mode],
             "resources": {"requests": {"storage": str(cache.size)}},
         }
-        if cache.storage_class is not None:
-            claim["storageClassName"] = cache.storage_class
+        if (storage_class := cache.storage_class or context.claim_class) is not None:
+            claim["storageClassName"] = storage_class
+        # Read from the claim when `cache`, and `retain` with it, has gone from the spec.
+        more = {} if cache.retain else {"annotations": {RETAIN_ANNOTATION: "false"}}
         objects.append(
             {
                 "apiVersion": "v1",
                 "kind": "PersistentVolumeClaim",
-                "metadata": context.metadata(context.child),
+                "metadata": context.metadata(context.child, **more),
                 "spec": claim,
             }
         )
