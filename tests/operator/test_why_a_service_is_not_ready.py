@@ -284,7 +284,7 @@ TURNED_DOWN: dict[str, tuple[list[dict[str, Any]], str]] = {
     ("spec", "said"),
     [
         ({"replicas": 2, "cache": {"size": "5Gi"}}, True),
-        ({"cache": {"size": "5Gi"}}, False),
+        ({"replicas": 1, "cache": {"size": "5Gi"}}, False),
         ({"replicas": 2, "cache": {"size": "5Gi", "accessMode": "ReadWriteMany"}}, False),
         ({"replicas": 2}, False),
     ],
