@@ -25,7 +25,6 @@ from operator_builders import (
 
 from leadline.operator.observed import Target
 from leadline.operator.plan import plan
-from leadline.protocol.announced import labels_of_names, names_in_labels
 from leadline.protocol.isvc_types import InferenceServiceSpec
 
 
@@ -263,16 +262,10 @@ def test_aliases_reach_the_engine() -> None:
     assert environment(plan_of({"aliases": ["a", "B/c"]}))["LEADLINE_ALIASES"] == "a,B/c"
 
 
-def test_the_service_announces_the_names_that_its_pods_will_have() -> None:
-    """The gateway must know them while there is no pod: scaled to zero, or before the first one is ready. Its
-    own name too, or another service with this servedName would answer for it meanwhile."""
-
-    def announced(spec: dict[str, Any]) -> list[str]:
-        return names_in_labels(wanted(plan_of(spec), "Service")["metadata"]["labels"])
-
-    assert announced({"servedName": "Qwen/Qwen3-8B"}) == ["Qwen/Qwen3-8B"]
-    assert announced({"aliases": ["a", "B/c"]}) == ["qwen", "a", "B/c"]
-    assert announced({}) == ["qwen"]
+def test_labels_of_the_kubernetes_service_say_nothing_of_names() -> None:
+    """Anybody can put labels on a Service of their own: gateways read names out of the status."""
+    labels = [wanted(plan_of(spec), "Service")["metadata"]["labels"] for spec in ({}, {"aliases": ["a"]})]
+    assert labels[0] == labels[1]
 
 
 def test_a_pods_identity_for_gateways_is_its_own() -> None:
@@ -653,14 +646,7 @@ def test_labels_and_names_do_not_depend_on_what_the_model_is_called(served: str)
         assert all(
             re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", value) for value in labels.values()
         )
-        if one["kind"] == "Service":
-            names = names_in_labels(labels)
-            assert names == [served, served + "x"]
-        plain = wanted(plan_of(), one["kind"])["metadata"]["labels"]
-        both = labels_of_names([served, served + "x"]).keys() | labels_of_names(["qwen"]).keys()
-        assert {key: labels[key] for key in labels.keys() - both} == {
-            key: plain[key] for key in plain.keys() - both
-        }
+        assert labels == wanted(plan_of(), one["kind"])["metadata"]["labels"]
         assert one["metadata"]["name"] == wanted(plan_of(), one["kind"])["metadata"]["name"]
 
 

@@ -60,8 +60,6 @@ def proxy_settings(config: GatewayConfig, **changes: Any) -> ProxySettings:
         "breaker_failures": upstream.breaker_failures,
         "breaker_seconds": upstream.breaker_seconds,
         "breaker_max_seconds": max(30.0, upstream.breaker_seconds),
-        "upstream_key": upstream.api_key or None,
-        "forward_authorization": not config.keys_file,
         "access_log": server.access_log,
         "drain_timeout": server.shutdown_seconds,
     }

@@ -93,7 +93,7 @@ class Background:
             service.token_mode = TokenMode(Reason.CONFIGURED)
         else:
             assert self._session is not None
-            key = self._gateway.settings.upstream_key
+            key = service.api_key
             keeper = TokenKeeper(
                 service,
                 self._pool,

@@ -58,6 +58,9 @@ class PodConfig(Strict):
 class ServiceConfig(Strict):
     """One service: pods of one model."""
 
+    def __repr__(self) -> str:
+        return f"ServiceConfig({self.name!r}, …)"
+
     name: NonEmpty
     """<namespace>/<name>, as in its Redis keys."""
     model: str = ""
@@ -76,6 +79,8 @@ class ServiceConfig(Strict):
     """auto: match tokens. approximate: match pieces of text, without a tokenizer."""
     pods: list[PodConfig] = []
     """Static list of pods; when empty, pods come from discovery."""
+    api_key: str = ""
+    """Sent to its pods; `upstream.api_key` when left out."""
     kubernetes_service: str = ""
     """Kubernetes Service with the EndpointSlices of the pods; the service's own name when empty."""
 
@@ -87,6 +92,11 @@ class DiscoveryConfig(Strict):
     """static: the pods in `services`. kubernetes: watch EndpointSlices."""
     namespace: str = ""
     """Kubernetes namespace to watch; empty: the namespace of the gateway's pod; "*": all."""
+    trust: Literal["inferenceservices", "labels"] = "inferenceservices"
+    """What makes a service. inferenceservices: names and pods are those that the operator has put into the
+    status of an InferenceService. labels: any Service labelled `serving.leadline.io/service` with the names
+    that its pods report, for clusters without the operator: whoever may make a Service or a pod in a watched
+    namespace can take any name."""
     label_selector: str = ""
     """Label selector of EndpointSlices; when empty, slices of configured services and slices labelled
     `serving.leadline.io/service`."""
@@ -182,7 +192,8 @@ class UpstreamConfig(Strict):
     hedge_after_seconds: NonNegative = 0.0
     """Ask a second pod if the first has not answered for this long; 0: never."""
     api_key: str = ""
-    """Sent to pods in place of the client's key. Empty: none with a `keys_file`, else the client's own."""
+    """Sent to the pods of services without an `api_key` of their own. Clients' keys are never sent to
+    pods."""
 
     def __repr__(self) -> str:
         return "UpstreamConfig(…)"

@@ -26,6 +26,7 @@ def make_service(config: ServiceConfig, defaults: GatewayConfig) -> Service:
         policy=policy,
         served_names=tuple(config.served_names),
         block_size=config.block_size,
+        api_key=config.api_key or defaults.upstream.api_key,
         pod_concurrency=defaults.admission.pod_concurrency if concurrency is None else concurrency,
     )
 

@@ -5,12 +5,15 @@ and in the Redis keys. Clients do not know services; they say names:
 
     model: "X" ──► weights of X, if configured (canary)     "x": {ns/stable: 90, ns/canary: 10}
                ├─► served names and aliases in the configuration
-               ├─► served names that pods report with their load, or that their Service announces
-               └─► the service's own names, ns/name and name
+               ├─► ns/name of a service that no operator has made
+               ├─► names that the operator has given to its InferenceServices
+               ├─► served names that pods report with their load
+               └─► the name after the slash
 
-The first line that knows the name decides. Names are compared as strings and may be any (P17): nothing is
-folded, cut or escaped. Where several services claim a name on one line, the first by service name has it, on
-every gateway replica alike.
+The last two lines are for services that no operator has made: what the pods of an InferenceService report
+gives no names. The first line that knows the name decides. Names are compared as strings and may be any
+(P17): nothing is folded, cut or escaped. The operator gives a name to one service; where two of them have it
+all the same, the older one counts, and else the first by service name, on every gateway replica alike.
 """
 
 import random
@@ -51,8 +54,15 @@ class Service:
     policy: RoutingPolicy
     served_names: tuple[str, ...] = ()
     """Configured names and aliases. Those that pods report come on top."""
-    announced: tuple[str, ...] = ()
-    """Names that discovery knows of, whether or not there are pods; written by it only."""
+    granted: tuple[str, ...] | None = None
+    """Names that the operator has given to the InferenceService; None: there is none. Written by discovery
+    only, as the next two."""
+    undecided: tuple[str, ...] = ()
+    """Names that it claims while the operator has not decided on any."""
+    age: tuple[str, str] = ("", "")
+    """Of the InferenceService; the oldest is the lowest."""
+    api_key: str = field(default="", repr=False)
+    """Sent to its pods; empty: none."""
     pods: dict[str, Pod] = field(default_factory=dict)
     """Pod id → pod. Written by discovery only."""
     index: ServiceIndex = field(default_factory=ServiceIndex)
@@ -76,10 +86,11 @@ class Service:
         return ServiceKeys(namespace, name)
 
     def reported_names(self) -> dict[str, None]:
-        """Served names that pods reported or that were announced for them, without repetition. A service
-        scaled to zero keeps the last ones: requests for them must be held, not refused."""
+        """Names beside the configured ones: those that the operator has given, else those that pods reported.
+        A service scaled to zero keeps the last ones: requests for them must be held, not refused."""
+        if self.granted is not None:
+            return dict.fromkeys(self.granted)
         reported = {name: None for pod in self.pods.values() for name in pod.served_names}
-        reported.update(dict.fromkeys(self.announced))
         self._names = reported or self._names
         return self._names
 
@@ -100,7 +111,15 @@ class Service:
 class ServiceTable:
     """All services of the gateway and the names that lead to them."""
 
-    __slots__ = ("_configured", "_reported", "_reported_at", "_services", "_weights", "complete")
+    __slots__ = (
+        "_configured",
+        "_reported",
+        "_reported_at",
+        "_services",
+        "_undecided",
+        "_weights",
+        "complete",
+    )
 
     def __init__(
         self, services: Iterable[Service] = (), weights: Mapping[str, Mapping[str, float]] | None = None
@@ -118,6 +137,7 @@ class ServiceTable:
                 )
         self._configured: dict[str, Service] = {}
         self._reported: dict[str, Service] = {}
+        self._undecided: set[str] = set()
         self._reported_at = float("-inf")
         for service in services:
             self.add(service)
@@ -166,23 +186,32 @@ class ServiceTable:
             service = self._weighted(model, rng or random)  # type: ignore[arg-type]
             if service is not None:
                 return service
-        found = self._configured.get(model) or self._find_reported(model)
+        found = self._configured.get(model) or self._full_name(model) or self._find_reported(model)
         if found is None:
-            found = self._own_name(model)
+            found = self._short_name(model)
         if found is None and not self.complete:
             raise NoPods("the gateway does not know the services yet", code="starting", retry_after=1)
+        if found is None and model in self._undecided:
+            raise NoPods(
+                "the operator has not decided yet which service has this name", code="starting", retry_after=1
+            )
         if found is None:
             raise unknown_model(model)
         return found
+
+    def names_changed(self) -> None:
+        """Names that the operator gives have changed."""
+        self._reported_at = float("-inf")
 
     def names(self) -> list[tuple[str, Service]]:
         """Every name that clients may use and the service it leads to, sorted by name; of a name with weights
         the service with the largest share. Services' own names are left out where they have served names."""
         self._collect_reported(force=True)
-        found = {**self._reported, **self._configured}
+        reported = {name: service for name, service in self._reported.items() if name != service.name}
+        found = {**reported, **self._configured}
         named = set(found.values())
         for service in self._services.values():
-            if service not in named:
+            if service not in named and (service.granted is None or service.name in service.granted):
                 found[service.name] = service
         for name, shares in self._weights.items():
             known = [(share, other) for other, share in shares.items() if other in self._services]
@@ -243,13 +272,22 @@ class ServiceTable:
         if force or now - self._reported_at > _REPORTED_EVERY:
             self._reported_at = now
             self._reported = {}
-            for service in self._services.values():
+            self._undecided = set()
+            for service in sorted(self._services.values(), key=lambda one: (one.granted is None, one.age)):
+                self._undecided.update(service.undecided)
                 for name in service.reported_names():
                     self._reported.setdefault(name, service)
 
-    def _own_name(self, model: str) -> Service | None:
-        if model in self._services:
-            return self._services[model]
+    def _full_name(self, model: str) -> Service | None:
+        service = self._services.get(model)
+        return service if service is not None and service.granted is None else None
+
+    def _short_name(self, model: str) -> Service | None:
         return next(
-            (service for name, service in self._services.items() if name.partition("/")[2] == model), None
+            (
+                service
+                for name, service in self._services.items()
+                if service.granted is None and name.partition("/")[2] == model
+            ),
+            None,
         )

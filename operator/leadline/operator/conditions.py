@@ -5,11 +5,13 @@ Room: operator. Pure.
     Ready            all wanted pods run the newest template and are ready; the reason says why not
     ModelAvailable   at least one pod serves
     Progressing      a rollout, a start or a change of scale is under way and can still succeed
+    NamesAccepted    every name that the service claims leads clients to it
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,10 +26,18 @@ from leadline.operator.diagnosis import (
 )
 from leadline.operator.names import PORT, selector_text
 from leadline.operator.objects import ServiceContext
-from leadline.operator.observed import Observed, active_pods
+from leadline.operator.observed import Observed, active_pods, owner_of
 from leadline.protocol.isvc import ConditionType, Reason
 
-__all__ = ["Verdict", "invalid_status", "is_too_early", "judge", "make_status"]
+__all__ = [
+    "Verdict",
+    "add_names",
+    "invalid_status",
+    "is_too_early",
+    "judge",
+    "make_status",
+    "refused_names",
+]
 
 _REPLICA_SET = re.compile(r'(?:new replica set|ReplicaSet) "([^"]+)"')
 """How the deployment controller names the newest ReplicaSet in the condition Progressing."""
@@ -66,8 +76,14 @@ def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
         return Verdict(False, Reason.SCALED_TO_ZERO, text, ready > 0, bool(pods))
     if _is_seen(deployment) and old == 0 and updated >= wanted and ready >= wanted:
         # More than are wanted: a service that has shrunk, whose pods are about to go.
-        text = f"{wanted} of {wanted} pods serve{_led_elsewhere(context, observed)}"
-        return Verdict(True, Reason.READY, text, True, total > wanted)
+        text = f"{wanted} of {wanted} pods serve"
+        if not observed.names.refused:
+            return Verdict(True, Reason.READY, text, True, total > wanted)
+        reason, message = refused_names(observed)
+        # Without its served name the clients of the gateway do not reach it as its owner expects.
+        ready_as_named = context.served_name not in observed.names.refused or not context.settings.gateway_url
+        reason = Reason.READY if ready_as_named else reason
+        return Verdict(ready_as_named, reason, f"{text}; {message}", True, total > wanted)
 
     resource = context.spec.accelerator.resource_name
     progress, troubles = observed.progress, observed.troubles
@@ -101,13 +117,38 @@ def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
     return Verdict(False, Reason.CREATING_PODS, f"{ready} of {wanted} pods serve", available, True)
 
 
-def _led_elsewhere(context: ServiceContext, observed: Observed) -> str:
-    """What a user must know whose clients get another service's answers."""
-    if not observed.elsewhere:
-        return ""
-    led = ", ".join(f"{name!r} leads to {other}" for name, other in sorted(observed.elsewhere.items()))
-    own = f"{context.namespace}/{context.name}"
-    return f"; but {led}, which has the name too: say {own!r}, or give one of the two another servedName"
+def refused_names(observed: Observed) -> tuple[Reason, str]:
+    """Reason and sentence for the names that the service claims and does not have, of which there is one."""
+    refused, accepted = observed.names.refused, observed.names.accepted
+    reason = next(iter(refused.values())).reason
+    why = "; ".join(one.message for one in refused.values())
+    reached = f"clients reach this service as {', '.join(map(repr, accepted))}" if accepted else ""
+    advice = "set servedName or aliases to names that are free" if not accepted else reached
+    return reason, f"{why}: {advice}"
+
+
+def add_names(status: dict[str, Any], observed: Observed) -> None:
+    """Put the decision on names into a status: gateways go by it."""
+    if observed.names.accepted:
+        status["names"] = list(observed.names.accepted)
+    else:
+        status.pop("names", None)
+    service = next((child for (kind, _), child in observed.children.items() if kind == "Service"), None)
+    if service is not None and owner_of(service) == observed.uid:
+        status["serviceUid"] = str(service["metadata"]["uid"])
+    else:
+        status.pop("serviceUid", None)
+    # With the rest of the status, or each change of a spec would be a write more.
+    generation = int(status["observedGeneration"])
+    reason, message = Reason.NAMES_ACCEPTED, ""
+    if observed.names.refused:
+        reason, message = refused_names(observed)
+    kind = ConditionType.NAMES_ACCEPTED
+    wanted = ((kind, not observed.names.refused, reason, message),)
+    status["conditions"] = [
+        *(one for one in status["conditions"] if one["type"] != kind),
+        *_stamped(observed, wanted, generation),
+    ]
 
 
 def _is_seen(deployment: dict[str, Any]) -> bool:
@@ -254,6 +295,13 @@ def _conditions(observed: Observed, verdict: Verdict, generation: int) -> list[d
         ),
         (ConditionType.PROGRESSING, verdict.progressing, reason, ""),
     )
+    return _stamped(observed, wanted, generation)
+
+
+def _stamped(
+    observed: Observed, wanted: Iterable[tuple[ConditionType, bool, Reason, str]], generation: int
+) -> list[dict[str, Any]]:
+    """Conditions as the API has them; `lastTransitionTime` moves only with the status."""
     before = {one.get("type"): one for one in (observed.service.get("status") or {}).get("conditions") or []}
     now = observed.now.strftime("%Y-%m-%dT%H:%M:%SZ")
     conditions = []

@@ -23,7 +23,6 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from leadline.operator.api import ApiClient, ApiError, NotFound
-from leadline.operator.clients import Claims
 from leadline.operator.kinds import CHILDREN, POD, SERVICE, Kind
 from leadline.operator.leader import LeaderElection
 from leadline.operator.metrics import OperatorMetrics
@@ -33,6 +32,7 @@ from leadline.operator.queue import WorkQueue
 from leadline.operator.ranking import Ranker
 from leadline.operator.reconcile import Outcome, Reconciler
 from leadline.operator.scaling import ServiceScaler
+from leadline.operator.served_names import Claims
 from leadline.operator.settings import OperatorSettings
 from leadline.operator.shell import kopf_settings, login, watching_registry
 from leadline.operator.starts import StartWatcher
@@ -90,7 +90,14 @@ class Operator:
             starts = StartWatcher(self.store, probe, self.queue.add, self.settings.looks_at)
             troubles = TroubleWatcher(api, self.store, self.queue.add, self.settings.looks_at)
             reconciler = Reconciler(
-                api, self.store, self.settings, starts.reports, Ranker(api, probe), troubles.of
+                api,
+                self.store,
+                self.settings,
+                starts.reports,
+                Ranker(api, probe),
+                troubles.of,
+                self._claims,
+                self.queue.add,
             )
             scaler = ServiceScaler(api, self.store, self.settings, probe)
             tasks = [

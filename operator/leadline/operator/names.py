@@ -2,8 +2,7 @@
 
 Names are functions of the service's name alone: whoever reconciles, and however often, means the same objects
 (P4). Labels hold the service's name, which the CRD limits to 52 characters of a-z, 0-9 and -; the names of
-models, which may be anything (P17), stand in arguments and environment variables, and encoded in labels of
-the Service (protocol/announced.py).
+models, which may be anything (P17), stand in arguments, environment variables and the status.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from leadline.operator.served_names import Names
+
 __all__ = [
     "Observed",
     "StartReport",
@@ -56,8 +58,8 @@ class Observed:
     """What autoscalers scale in the service's namespace; None where that is not known."""
     troubles: dict[str, str] = field(default_factory=dict)
     """Pod uid → what Events say is in its way, of pods that stand before their containers can start."""
-    elsewhere: dict[str, str] = field(default_factory=dict)
-    """Names that clients say for the service and that lead to another one: name → NAMESPACE/NAME."""
+    names: Names = field(default_factory=Names)
+    """Names for clients that the service has, and those that it claims and does not have."""
     refusal: str = ""
     """What the API server said when it refused one of the objects that are wanted."""
 

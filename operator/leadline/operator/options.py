@@ -48,6 +48,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accelerator", choices=("gpu", "cpu"), help="what services run on that do not say (default: gpu)"
     )
+    parser.add_argument(
+        "--name-prefix",
+        action="append",
+        dest="name_prefixes",
+        metavar="NAMESPACE=PREFIX",
+        help="services of this namespace (*: of all others) may only have names for clients that begin so; "
+        "repeatable; {namespace} in PREFIX stands for the namespace",
+    )
     parser.add_argument("--no-network-policies", action="store_true", help="let anybody reach engine pods")
     parser.add_argument(
         "--no-leader-election", action="store_true", help="act without a Lease: one replica only"
@@ -78,6 +86,8 @@ def settings_of(args: argparse.Namespace) -> OperatorSettings:
             given[field.name] = _parse(field.name, value) if isinstance(value, str) else value
     if args.namespaces:
         given["namespaces"] = tuple(args.namespaces)
+    if args.name_prefixes:
+        given["name_prefixes"] = _prefixes(args.name_prefixes)
     if args.no_network_policies:
         given["network_policies"] = False
     if args.no_leader_election:
@@ -105,8 +115,20 @@ def settings_of(args: argparse.Namespace) -> OperatorSettings:
     return settings
 
 
+def _prefixes(pairs: list[str]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for text in pairs:
+        namespace, equals, prefix = text.partition("=")
+        if not namespace or not equals or not prefix:
+            raise LeadlineError(f"name-prefix must be NAMESPACE=PREFIX, not {text!r}")
+        found[namespace] = (*found.get(namespace, ()), prefix)
+    return found
+
+
 def _parse(name: str, text: str) -> object:
     match name:
+        case "name_prefixes":
+            return _prefixes([part for part in text.split(",") if part])
         case "gateway_labels":
             pairs = [part.partition("=") for part in text.split(",") if part]
             if not pairs or not all(key and equals for key, equals, _ in pairs):

@@ -18,7 +18,15 @@ from leadline.operator.cache_claims import (
     is_retained,
     words_of_retained,
 )
-from leadline.operator.conditions import Verdict, invalid_status, is_too_early, judge, make_status
+from leadline.operator.conditions import (
+    Verdict,
+    add_names,
+    invalid_status,
+    is_too_early,
+    judge,
+    make_status,
+    refused_names,
+)
 from leadline.operator.names import HASH_ANNOTATION, MANAGED_BY
 from leadline.operator.objects import ServiceContext, network_objects, support_objects, workload_objects
 from leadline.operator.objects.context import digest
@@ -126,6 +134,8 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
         said = observed.service["status"]
         status |= {name: said[name] for name in ("observedGeneration", "conditions") if name in said}
         events = []
+    add_names(status, observed)
+    events += _name_events(observed)
     if retained is not None:
         status["retainedClaim"] = retained["metadata"]["name"]
         if "retainedClaim" not in (service.get("status") or {}):
@@ -140,14 +150,29 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
 
 
 def _stuck(observed: Observed, reason: Reason, message: str) -> Plan:
-    return Plan(status=invalid_status(observed, reason, message), events=_events(observed, reason, message))
+    status = invalid_status(observed, reason, message)
+    add_names(status, observed)
+    return Plan(status=status, events=[*_events(observed, reason, message), *_name_events(observed)])
+
+
+def _name_events(observed: Observed) -> list[Event]:
+    """A Warning when other names than before are refused."""
+    if not observed.names.refused:
+        return []
+    reason, message = refused_names(observed)
+    if _condition(observed, ConditionType.NAMES_ACCEPTED).get("message") == message:
+        return []
+    return [Event(True, str(reason), message)]
+
+
+def _condition(observed: Observed, kind: ConditionType) -> Object:
+    conditions = (observed.service.get("status") or {}).get("conditions") or []
+    return next((one for one in conditions if one.get("type") == kind), {})
 
 
 def _events(observed: Observed, reason: Reason, message: str) -> list[Event]:
     """One when the reason of Ready changes, none while it stays."""
-    conditions = (observed.service.get("status") or {}).get("conditions") or []
-    before: Object = next((one for one in conditions if one.get("type") == ConditionType.READY), {})
-    if before.get("reason") == str(reason):
+    if _condition(observed, ConditionType.READY).get("reason") == str(reason):
         return []
     return [Event(reason not in _NORMAL, str(reason), message)]
 

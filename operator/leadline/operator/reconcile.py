@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from leadline.operator.api import ApiClient, ApiError, Conflict, NotFound
-from leadline.operator.clients import names_elsewhere
 from leadline.operator.diagnosis import lacks_secret
 from leadline.operator.drift import Echoes
 from leadline.operator.hpas import Hpas
@@ -34,6 +33,7 @@ from leadline.operator.observed import (
 )
 from leadline.operator.plan import Event, Plan, plan
 from leadline.operator.ranking import Ranker
+from leadline.operator.served_names import Claims, Names, decide_names
 from leadline.operator.settings import OperatorSettings
 from leadline.operator.store import Key, Store, service_of
 from leadline.protocol.isvc import API_VERSION, KIND
@@ -77,9 +77,14 @@ class Reconciler:
         reports: Callable[[list[Object]], dict[str, StartReport]],
         ranker: Ranker,
         troubles: Callable[[Key], dict[str, str]] = lambda key: {},
+        claims: Claims | None = None,
+        affects: Callable[[Key], None] = lambda key: None,
     ) -> None:
         """`reports(pods)`: how far those of them are that start, by uid, as far as is known. `troubles(key)`:
-        what is in the way of a service's pods, by uid."""
+        what is in the way of a service's pods, by uid. `claims`: the names of all services in the store.
+        `affects(key)` is called for services whose names may be decided otherwise after a change of
+        another."""
+        self._claims, self._affects = claims or Claims(), affects
         self._api, self._store, self._settings = api, store, settings
         self._reports, self._troubles = reports, troubles
         self._ranker, self._hpas = ranker, Hpas(api)
@@ -116,10 +121,12 @@ class Reconciler:
             service = await self._api.get(SERVICE, *key)
         except NotFound:
             self._store.remove(SERVICE, service)
+            for other in self._claims.change(key, None):
+                self._affects(other)
             return Outcome.GONE, None
         if service["metadata"].get("deletionTimestamp"):
             return Outcome.GONE, None
-        self._store.put(SERVICE, service)
+        self._put(key, service)
         made = self._plan(key, service)
         foreign = await self._foreign(key, made)
         if foreign:
@@ -205,17 +212,24 @@ class Reconciler:
                 self._reports(pods),
                 self._autoscaled.get(key),
                 self._troubles(key),
-                self._elsewhere(service),
+                self._names(key, service),
                 self._refusals[key].message if key in self._refusals else "",
             ),
             self._settings,
         )
 
-    def _elsewhere(self, service: Object) -> dict[str, str]:
-        if not self._settings.gateway_url:
-            return {}  # clients say the address of a service
-        services = map(self._store.service, self._store.services())
-        return names_elsewhere(service, [one for one in services if one and self._settings.looks_at(one)])
+    def _names(self, key: Key, service: Object) -> Names:
+        rivals = map(self._store.service, self._claims.rivals(key, service))
+        return decide_names(service, [one for one in rivals if one], self._settings.name_prefixes)
+
+    def _put(self, key: Key, service: Object) -> None:
+        """Take in what the API server says of the service. The watch may bring the same state, and is then
+        not listened to."""
+        self._store.put(SERVICE, service)
+        known = self._store.service(key)
+        ours = known if known is not None and self._settings.looks_at(known) else None
+        for other in self._claims.change(key, ours):
+            self._affects(other)
 
     def _to_apply(self, key: Key, made: Plan) -> list[Object]:
         """Children to be applied. A Secret is not read back: it goes along whenever the Deployment, which
@@ -318,7 +332,7 @@ class Reconciler:
             answer = await self._api.apply(wanted, SERVICE, "status")
         except (NotFound, Conflict):
             return  # it is gone, or another: the watch says so, and that is another look
-        self._store.put(SERVICE, answer)
+        self._put((metadata["namespace"], metadata["name"]), answer)
         for event in made.events:
             await self._emit(service, event)
 

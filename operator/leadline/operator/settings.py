@@ -45,6 +45,9 @@ class OperatorSettings:
     monitoring_namespace: str = ""
     """Its pods may talk to engine pods too, for /metrics."""
     network_policies: bool = True
+    name_prefixes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Namespace, or "*" for all others, → beginnings that the names of its services must have; `{namespace}`
+    in one stands for the namespace. Namespaces that are not in here may claim any name."""
     redis_url: str = field(default="", repr=False)
     """Handed to engine pods; one with a password goes through a Secret."""
 

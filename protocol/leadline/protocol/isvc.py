@@ -51,6 +51,7 @@ class ConditionType(StrEnum):
     READY = "Ready"
     MODEL_AVAILABLE = "ModelAvailable"
     PROGRESSING = "Progressing"
+    NAMES_ACCEPTED = "NamesAccepted"
 
 
 class Reason(StrEnum):
@@ -79,4 +80,6 @@ class Reason(StrEnum):
     CRASH_LOOP = "CrashLoop"
     INVALID_SPEC = "InvalidSpec"
     NAME_TAKEN = "NameTaken"
+    NAME_NOT_ALLOWED = "NameNotAllowed"
+    NAMES_ACCEPTED = "NamesAccepted"
     APPLY_REFUSED = "ApplyRefused"

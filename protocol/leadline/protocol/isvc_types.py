@@ -245,10 +245,16 @@ class InferenceServiceStatus(SpecObject, kw_only=True):
         str,
         Meta(description="Claim that cache no longer uses and that is kept with its models; empty: none."),
     ] = ""
+    names: Annotated[
+        list[str], Meta(description="Names that lead clients of the gateway to this service.")
+    ] = field(default_factory=list)
+    service_uid: Annotated[
+        str, Meta(description="uid of the Service in front of the pods: gateways look at its slices only.")
+    ] = ""
     conditions: Annotated[
         list[Condition],
         Meta(
-            description="Ready, ModelAvailable, Progressing; docs/troubleshooting.md explains the reasons.",
+            description="Ready, ModelAvailable, Progressing, NamesAccepted (docs/troubleshooting.md).",
             extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         ),
     ] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """A local API server that does as it is told: for faults that a real one does not show on demand.
 
-It keeps a set of EndpointSlices and a log of events like the real one, and can be told to answer 410, to drop
-connections, to fall silent, to be away, or to lose events.
+It keeps EndpointSlices and InferenceServices and a log of events like the real one, and can be told to answer
+410, to drop connections, to fall silent, to be away, or to lose events.
 """
 
 import asyncio
@@ -23,10 +23,14 @@ def slice_of(
     labels: dict[str, str] | None = None,
     family: str = "IPv4",
     ports: list[dict[str, Any]] | None = None,
+    owner: str = "",
 ) -> dict[str, Any]:
-    """An EndpointSlice object as the API has it. A pod given by name alone is ready."""
+    """An EndpointSlice object as the API has it. A pod given by name alone is ready. `owner`: uid of its
+    Service."""
     return {
+        "kind": "EndpointSlice",
         "metadata": {
+            **({"ownerReferences": [{"kind": "Service", "uid": owner, "controller": True}]} if owner else {}),
             "name": name,
             "namespace": namespace,
             "uid": f"uid-{name}",
@@ -38,6 +42,33 @@ def slice_of(
         "addressType": family,
         "endpoints": [endpoint(pod) if isinstance(pod, str) else pod for pod in pods],
         "ports": [{"name": "http", "port": 8000, "protocol": "TCP"}] if ports is None else ports,
+    }
+
+
+def inference_service(
+    place: str,
+    *,
+    names: list[str] | None = None,
+    service_uid: str = "",
+    created: str = "2026-11-30T12:00:00Z",
+    labels: dict[str, str] | None = None,
+    **spec: Any,
+) -> dict[str, Any]:
+    """An InferenceService as the API has it. `names`: what the operator gave it, None: it has not looked
+    yet."""
+    namespace, _, name = place.partition("/")
+    status = {} if names is None else {"names": names, "serviceUid": service_uid}
+    return {
+        "kind": "InferenceService",
+        "metadata": {
+            "namespace": namespace,
+            "name": name,
+            "uid": f"uid-{place}",
+            "creationTimestamp": created,
+            "labels": labels or {},
+        },
+        "spec": spec,
+        "status": status,
     }
 
 
@@ -54,6 +85,8 @@ def endpoint(
 def selects(selector: str, item: dict[str, Any]) -> bool:
     """Whether a label selector (`a`, `!a`, `a=b`, `a in (b,c)`) means an object."""
     labels = item["metadata"]["labels"]
+    if not selector:
+        return True
     for term in re.findall(r"[^,(]+(?:\([^)]*\))?", selector):
         key, _, values = term.partition(" in ")
         name, equals, value = key.partition("=")
@@ -81,6 +114,8 @@ class KubeScript:
         """Watches from a version below this get 410 as an event, as after compaction."""
         self.status = 0
         """Every request is answered with this status."""
+        self.no_crd = False
+        """The API server does not know InferenceServices."""
         self.lists_fail_on_page = 0
         self.page_size = 500
         self.lose_events = False
@@ -103,7 +138,7 @@ class KubeScript:
             self.version += 1
             held = json.loads(json.dumps(item))
             held["metadata"]["resourceVersion"] = str(self.version)
-            name = held["metadata"]["name"]
+            name = _key(held)
             kind = "MODIFIED" if name in self.objects else "ADDED"
             self.objects[name] = held
             if not self.lose_events:
@@ -112,7 +147,7 @@ class KubeScript:
 
     async def delete(self, name: str) -> None:
         self.version += 1
-        held = self.objects.pop(name)
+        held = self.objects.pop(next(key for key in self.objects if key.rpartition("/")[2] == name))
         held["metadata"]["resourceVersion"] = str(self.version)
         if not self.lose_events:
             self.log.append((self.version, "DELETED", held))
@@ -137,10 +172,15 @@ class KubeScript:
         self.tokens.append(request.headers.get("Authorization", ""))
         if self.status:
             return web.json_response({"kind": "Status", "message": "as told"}, status=self.status)
+        kind = {"endpointslices": "EndpointSlice"}.get(request.match_info["plural"], "InferenceService")
+        if kind == "InferenceService" and self.no_crd:
+            return web.json_response({"kind": "Status", "message": "not found"}, status=404)
         if "watch" in request.query:
-            return await self._watch(request)
-        selector = request.query["labelSelector"]
-        names = sorted(name for name, item in self.objects.items() if selects(selector, item))
+            return await self._watch(request, kind)
+        selector = request.query.get("labelSelector", "")
+        names = sorted(
+            name for name, item in self.objects.items() if item["kind"] == kind and selects(selector, item)
+        )
         begin = int(request.query.get("continue", 0))
         page = begin // self.page_size + 1
         if page == self.lists_fail_on_page:
@@ -153,7 +193,7 @@ class KubeScript:
             {"metadata": meta, "items": [self.objects[name] for name in names[begin:end]] or None}
         )
 
-    async def _watch(self, request: web.Request) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, of: str) -> web.StreamResponse:
         position = int(request.query["resourceVersion"])
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
@@ -167,7 +207,8 @@ class KubeScript:
             news = self._news
             for version, kind, item in [] if self.silent else list(self.log):
                 if version > position and (
-                    kind == "BOOKMARK" or selects(request.query["labelSelector"], item)
+                    kind == "BOOKMARK"
+                    or (item["kind"] == of and selects(request.query.get("labelSelector", ""), item))
                 ):
                     position = version
                     await response.write(json.dumps({"type": kind, "object": item}).encode() + b"\n")
@@ -185,12 +226,18 @@ class KubeScript:
         return response
 
 
+def _key(item: dict[str, Any]) -> str:
+    metadata = item["metadata"]
+    return f"{item['kind']}/{metadata['namespace']}/{metadata['name']}"
+
+
 @asynccontextmanager
 async def kube_script() -> AsyncIterator[KubeScript]:
     script = KubeScript()
     app = web.Application()
-    app.router.add_get("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices", script.handle)
-    app.router.add_get("/apis/discovery.k8s.io/v1/endpointslices", script.handle)
+    for group in ("discovery.k8s.io/v1", "serving.leadline.io/v1alpha1"):
+        app.router.add_get(f"/apis/{group}/namespaces/{{namespace}}/{{plural}}", script.handle)
+        app.router.add_get(f"/apis/{group}/{{plural}}", script.handle)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -17,7 +17,6 @@ from leadline.gateway.discovery.kube_api import KubeAccess, find_access
 from leadline.gateway.discovery.reflector import Timing
 from leadline.gateway.errors import ConfigError, NoPods, UnknownModel
 from leadline.gateway.services import ServiceTable
-from leadline.protocol.announced import labels_of_names
 from leadline.protocol.events import EventBatch
 from live_valkey import until
 
@@ -47,7 +46,9 @@ async def watching(
     *slices: dict[str, Any],
     timing: Timing = FAST,
     settings: dict[str, Any] | None = None,
+    trust: str = "labels",
 ) -> AsyncIterator[Watching]:
+    """`trust`: labels, since what watches go through does not depend on what makes a service."""
     async with kube_script() as script:
         await script.put(*slices)
         kubeconfig = tmp_path / "kubeconfig"
@@ -60,7 +61,7 @@ async def watching(
             users: [{{name: u, user: {{tokenFile: token}}}}]
             """
         )
-        kube = {"discovery": {"kind": "kubernetes", "kubeconfig": str(kubeconfig)}}
+        kube = {"discovery": {"kind": "kubernetes", "kubeconfig": str(kubeconfig), "trust": trust}}
         more = dict(settings or {})
         kube["discovery"] |= more.pop("discovery", {})
         config = read_config(None, {**kube, **more})
@@ -98,30 +99,6 @@ async def test_static_lists_become_pods() -> None:
         "x": "[::1]:8000",
     }
     assert changed == ["ns/a"]
-
-
-async def test_a_service_without_pods_is_known_by_the_names_it_announces(tmp_path: Path) -> None:
-    """P22: a gateway that starts while the service is at zero must hold requests for it, not answer 404."""
-    ours = {"serving.leadline.io/service": "llm"}
-    names = labels_of_names(["Qwen/Qwen3-8B", "gpt-4o"])
-    async with watching(tmp_path, slice_of("s1", labels=ours | names)) as kube:
-        for name in ("Qwen/Qwen3-8B", "gpt-4o", "llm"):
-            assert kube.table.resolve(name).name == "ns/llm"
-        assert [card.id for card in kube.table.model_cards()] == ["Qwen/Qwen3-8B", "gpt-4o"]
-        await kube.script.put(slice_of("s1", "a", labels=ours | labels_of_names(["other"])))
-        await until(lambda: kube.table.get("ns/llm").announced == ("other",))
-        assert [card.id for card in kube.table.model_cards()] == ["other"]
-
-
-async def test_a_service_without_pods_keeps_its_name_from_one_that_is_served_under_it(tmp_path: Path) -> None:
-    """Else its clients would be answered by another model until its first pod is ready."""
-    asleep = slice_of("s1", service="a", labels={"serving.leadline.io/service": "a"} | labels_of_names(["a"]))
-    other = slice_of(
-        "s2", "p", service="b", labels={"serving.leadline.io/service": "b"} | labels_of_names(["a"])
-    )
-    async with watching(tmp_path, asleep, other) as kube:
-        assert kube.table.resolve("a").name == "ns/a"
-        assert [card.id for card in kube.table.model_cards()] == ["a", "ns/b"]
 
 
 async def test_labelled_slices_make_services_that_come_and_go(tmp_path: Path) -> None:
@@ -299,7 +276,7 @@ async def test_an_api_server_that_is_away_at_the_start_does_not_stop_the_gateway
     monkeypatch.setattr("leadline.gateway.discovery.discovery._FIRST_LIST", 0.05)
     async with kube_script() as script:
         script.status = 503
-        config = read_config(None, {"discovery": {"kind": "kubernetes"}})
+        config = read_config(None, {"discovery": {"kind": "kubernetes", "trust": "labels"}})
         monkeypatch.setattr(
             "leadline.gateway.discovery.discovery.find_access", lambda _: KubeAccess(script.url, "ns")
         )

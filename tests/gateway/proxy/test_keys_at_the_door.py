@@ -43,7 +43,7 @@ def bearer(key: str) -> dict[str, str]:
 
 async def test_a_key_is_needed_and_never_reaches_the_pod(tmp_path: Path) -> None:
     key, options = keys_file(tmp_path)
-    async with pods(ok) as (pod,), gateway_to(pod.address, forward_authorization=False, **options) as rig:
+    async with pods(ok) as (pod,), gateway_to(pod.address, **options) as rig:
         for headers in ({}, bearer("sk-wrong"), {"Authorization": "Basic x"}):
             got = await rig.post(headers=headers)
             assert got.status_code == 401

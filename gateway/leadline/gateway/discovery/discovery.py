@@ -1,29 +1,35 @@
 """Finds the pods of all services, by static list or in Kubernetes, and keeps `Service.pods` up to date.
 
-Room: gateway/discovery. A slice belongs to a service of ours
+A slice belongs to a service of ours
 
-    by its label serving.leadline.io/service: NAME    namespace/NAME; made on the spot if not configured
-    by its Kubernetes Service                         the configured service that names it by
-                                                      kubernetes_service, or by its own name
+    by the uid of its Kubernetes Service    the InferenceService that has this uid in its status
+    by the name of its Kubernetes Service   the configured service that names it by kubernetes_service, or
+                                            by its own name
+    by its label serving.leadline.io/service: NAME
+                                            namespace/NAME, with `discovery.trust: labels` only
 
-Services made on the spot go when their last slice goes; those with a static list are left alone. Everything
-happens on the event loop, in callbacks that do not wait; `changed` is called after each change of a service's
-pods.
+An InferenceService is a service for as long as it exists, with the names in its status. With `trust: labels`
+services are made on the spot and go with their last slice. Those with a static list are left alone.
+Everything happens on the event loop, in callbacks that do not wait; `changed` is called after each change of
+a service's pods.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from leadline.gateway.config import GatewayConfig, ServiceConfig
 from leadline.gateway.configured_services import make_service
+from leadline.gateway.discovery.inference_services import RESOURCE as INFERENCE_SERVICES
+from leadline.gateway.discovery.inference_services import InferenceService
 from leadline.gateway.discovery.kube_api import KubeAPI, find_access
 from leadline.gateway.discovery.pod_set import FoundPod, PodSet
 from leadline.gateway.discovery.reflector import Reflector, Timing
 from leadline.gateway.discovery.slices import OUR_LABEL, SERVICE_LABEL, EndpointSlice, found_pods
+from leadline.gateway.discovery.slices import RESOURCE as SLICES
 from leadline.gateway.errors import ConfigError
 from leadline.gateway.services import Service, ServiceTable
-from leadline.protocol.announced import names_in_labels
 from leadline.protocol.isvc import OPERATOR_LABEL
 
 __all__ = ["Discovery"]
@@ -60,15 +66,19 @@ class Discovery:
         self._timing = timing or Timing(resync=config.discovery.resync_seconds)
         self._sets: dict[str, PodSet] = {}
         self._slices: dict[str, dict[tuple[int, str], EndpointSlice]] = {}
-        """Service name → (reflector, slice) → slice."""
+        """Source → (reflector, slice) → slice. A source is what makes a slice a service's (`_sources_of`)."""
+        self._readers: dict[str, str] = {}
+        """Source → the service that it is of."""
+        self._places: dict[str, str] = {}
+        """Configured service → its source."""
+        self._known: dict[str, InferenceService] = {}
+        """Service name → its InferenceService."""
         self._static = {entry.name for entry in config.services if entry.pods}
         self._made: set[str] = set()
         """Services that are not configured."""
-        self._configured: dict[str, str] = {}
-        """<namespace>/<Kubernetes Service> → service name."""
         self._api: KubeAPI | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.reflectors: list[Reflector] = []
+        self.reflectors: list[Reflector[Any]] = []
 
     async def start(self) -> None:
         """Static lists are in when this returns, and with Kubernetes the first list too, if it comes within
@@ -107,14 +117,37 @@ class Discovery:
         if settings.label_selector:
             selectors = [settings.label_selector]
         else:
-            selectors = [OUR_LABEL + _of_operator(settings.operator)]
+            selectors = [",".join(filter(None, (OUR_LABEL, _of_operator(settings.operator))))]
             if names:
                 selectors.append(f"{SERVICE_LABEL} in ({','.join(sorted(set(names)))}),!{OUR_LABEL}")
         self._api = KubeAPI(access)
+        if settings.trust == "inferenceservices":
+            selector = _of_operator(settings.operator)
+            self.reflectors.append(
+                Reflector(
+                    self._api,
+                    InferenceService,
+                    INFERENCE_SERVICES,
+                    namespace,
+                    selector,
+                    self._services_changed,
+                    self._timing,
+                )
+            )
         for number, selector in enumerate(selectors):
-            reflector = Reflector(self._api, namespace, selector, self._listener(number), self._timing)
-            self.reflectors.append(reflector)
-            self._tasks.append(asyncio.create_task(reflector.run(), name=f"discovery-{number}"))
+            self.reflectors.append(
+                Reflector(
+                    self._api,
+                    EndpointSlice,
+                    SLICES,
+                    namespace,
+                    selector,
+                    self._listener(number),
+                    self._timing,
+                )
+            )
+        for reflector in self.reflectors:
+            self._tasks.append(asyncio.create_task(reflector.run(), name=f"discovery {reflector.plural}"))
         self._table.complete = False
         listed = asyncio.create_task(self._listed(), name="discovery-first-list")
         self._tasks.append(listed)
@@ -128,7 +161,8 @@ class Discovery:
         self._table.complete = True
 
     def _claim(self, place: str, entry: ServiceConfig, namespace: str) -> None:
-        other = self._configured.setdefault(place, entry.name)
+        self._places[entry.name] = f"service/{place}"
+        other = self._readers.setdefault(f"service/{place}", entry.name)
         if other != entry.name:
             raise ConfigError(f"services {other} and {entry.name} both mean the Kubernetes Service {place}")
         if namespace and place.partition("/")[0] != namespace:
@@ -141,54 +175,84 @@ class Discovery:
         def changed(gone: Iterable[EndpointSlice], come: Iterable[EndpointSlice]) -> None:
             touched: dict[str, None] = {}
             for piece in gone:
-                name = self._service_of(piece)
-                if self._slices.get(name, {}).pop((number, piece.key), None) is not None:
-                    touched[name] = None
+                for source in self._sources_of(piece):
+                    held = self._slices.get(source, {})
+                    if held.pop((number, piece.key), None) is not None:
+                        touched[source] = None
+                    if not held:
+                        self._slices.pop(source, None)
             for piece in come:
-                name = self._service_of(piece)
-                if name:
-                    self._slices.setdefault(name, {})[number, piece.key] = piece
-                    touched[name] = None
-            for name in touched:
+                for source in self._sources_of(piece):
+                    self._slices.setdefault(source, {})[number, piece.key] = piece
+                    touched[source] = None
+            for name in dict.fromkeys(filter(None, map(self._reader_of, touched))):
                 self._refresh(name)
 
         return changed
 
-    def _service_of(self, piece: EndpointSlice) -> str:
-        """Empty: none of ours."""
-        ours = piece.label(OUR_LABEL)
-        if ours:
-            return f"{piece.metadata.namespace}/{ours}"
-        return self._configured.get(f"{piece.metadata.namespace}/{piece.label(SERVICE_LABEL)}", "")
+    def _services_changed(self, gone: Iterable[InferenceService], come: Iterable[InferenceService]) -> None:
+        touched: dict[str, None] = {}
+        for one in gone:
+            touched[one.key] = None
+            self._known.pop(one.key, None)
+            self._readers.pop(_by_uid(one), None)
+        for one in come:
+            touched[one.key] = None
+            self._known[one.key] = one
+            if one.service_uid:
+                self._readers[_by_uid(one)] = one.key
+        for name in touched:
+            self._refresh(name)
+
+    def _sources_of(self, piece: EndpointSlice) -> list[str]:
+        """What a slice may be a service's by."""
+        namespace = piece.metadata.namespace
+        ours, service = piece.label(OUR_LABEL), piece.label(SERVICE_LABEL)
+        if self._config.discovery.trust == "labels":
+            return [f"label/{namespace}/{ours}" if ours else f"service/{namespace}/{service}"]
+        found = [f"service/{namespace}/{service}"]
+        return [_by_uid(piece), *found] if piece.service_uid else found
+
+    def _reader_of(self, source: str) -> str | None:
+        kind, _, name = source.partition("/")
+        return name if kind == "label" else self._readers.get(source)
 
     def _refresh(self, name: str) -> None:
         if name in self._static:
             return
-        pieces = self._slices.get(name)
+        known = self._known.get(name)
+        pieces: dict[tuple[int, str], EndpointSlice] = {}
+        for source in (f"label/{name}", _by_uid(known), self._places.get(name, "")):
+            pieces |= self._slices.get(source, {})
         service = self._table.get(name)
-        if not pieces:
-            self._slices.pop(name, None)
+        if not pieces and known is None:
             if service is not None:
                 self._update(service, [])
+                self._name(service, None)
                 if name in self._made:
                     self._made.discard(name)
                     self._sets.pop(name, None)
                     self._table.remove(name)
                     self._removed(service)
             return
-        announced = tuple(
-            dict.fromkeys(
-                one for piece in pieces.values() for one in names_in_labels(piece.metadata.labels or {})
-            )
-        )
         if service is None:
             service = make_service(ServiceConfig(name=name), self._config)
-            service.announced = announced
+            self._name(service, known)
             self._table.add(service)
             self._made.add(name)
             self._added(service)
-        service.announced = announced
+        self._name(service, known)
         self._update(service, found_pods(pieces.values(), self._config.discovery.port))
+
+    def _name(self, service: Service, known: InferenceService | None) -> None:
+        """Give a service the names of its InferenceService."""
+        if known is None:
+            named: tuple[Any, ...] = (None, (), ("", ""))
+        else:
+            named = known.names, known.undecided_names, known.age
+        if (service.granted, service.undecided, service.age) != named:
+            service.granted, service.undecided, service.age = named
+            self._table.names_changed()
 
     def _update(self, service: Service, found: list[FoundPod]) -> None:
         pods = self._sets.get(service.name)
@@ -202,4 +266,10 @@ class Discovery:
 def _of_operator(name: str | None) -> str:
     if name is None:
         return ""
-    return f",{OPERATOR_LABEL}={name}" if name else f",!{OPERATOR_LABEL}"
+    return f"{OPERATOR_LABEL}={name}" if name else f"!{OPERATOR_LABEL}"
+
+
+def _by_uid(one: InferenceService | EndpointSlice | None) -> str:
+    """The source for slices of the Service with that uid. Owner references do not cross namespaces, and what
+    somebody writes into one that does is nobody's."""
+    return f"uid/{one.metadata.namespace}/{one.service_uid}" if one is not None else ""

@@ -1,4 +1,4 @@
-"""A local copy of the API server's EndpointSlices, kept by list and watch.
+"""A local copy of the API server's objects of one kind, kept by list and watch.
 
 Room: gateway/discovery. What goes wrong with watches, and what is done about it:
 
@@ -19,13 +19,13 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import aiohttp
 import msgspec
 
 from leadline.gateway.discovery.kube_api import KubeAPI
-from leadline.gateway.discovery.slices import EndpointSlice, Metadata
+from leadline.gateway.discovery.slices import Metadata
 
 __all__ = ["Reflector", "Timing"]
 
@@ -42,7 +42,7 @@ class _ListMeta(msgspec.Struct, rename="camel"):
 
 class _List(msgspec.Struct):
     metadata: _ListMeta
-    items: list[EndpointSlice] | None = None
+    items: list[msgspec.Raw] | None = None
 
 
 class _Event(msgspec.Struct):
@@ -62,7 +62,6 @@ class _Status(msgspec.Struct):
 
 _lists = msgspec.json.Decoder(_List)
 _events = msgspec.json.Decoder(_Event)
-_slices = msgspec.json.Decoder(EndpointSlice)
 _bookmarks = msgspec.json.Decoder(_Bookmark)
 _statuses = msgspec.json.Decoder(_Status)
 
@@ -81,6 +80,19 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     longest_pause: float = 30.0
 
 
+class Item(Protocol):
+    """An object of the API server."""
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+    @property
+    def key(self) -> str: ...
+
+
+ItemT = TypeVar("ItemT", bound=Item)
+
+
 class _Gone(Exception):
     """The resourceVersion is too old."""
 
@@ -89,25 +101,34 @@ class _Refused(Exception):
     """Another answer than hoped for."""
 
 
-class Reflector:
-    """EndpointSlices of one namespace (empty: all) with one label selector."""
+class _UnknownKind(_Refused):
+    """404: the API server does not have the kind."""
+
+
+class Reflector(Generic[ItemT]):
+    """Objects of one kind and one namespace (empty: all) with one label selector."""
 
     def __init__(
         self,
         api: KubeAPI,
+        kind: type[ItemT],
+        resource: tuple[str, str],
         namespace: str,
         selector: str,
-        changed: Callable[[Iterable[EndpointSlice], Iterable[EndpointSlice]], None],
+        changed: Callable[[Iterable[ItemT], Iterable[ItemT]], None],
         timing: Timing | None = None,
     ) -> None:
-        """`changed(gone, come)`: slices as they were, and as they are; a changed one is in both."""
+        """`resource`: API path and plural of the kind. `changed(gone, come)`: objects as they were, and as
+        they are; a changed one is in both."""
         self._api = api
+        self._decoder = msgspec.json.Decoder(kind)
         scope = f"namespaces/{namespace}/" if namespace else ""
-        self._path = f"/apis/discovery.k8s.io/v1/{scope}endpointslices"
+        group, self.plural = resource
+        self._path = f"{group}/{scope}{self.plural}"
         self._params = {"labelSelector": selector} if selector else {}
         self._changed = changed
         self._timing = timing or Timing()
-        self._held: dict[str, EndpointSlice] = {}
+        self._held: dict[str, ItemT] = {}
         self._version = ""
         self._listed_at = float("-inf")
         self.synced = asyncio.Event()
@@ -131,6 +152,9 @@ class Reflector:
                     pause *= 2
                     continue
                 problem = "410 Gone again"
+            except _UnknownKind as error:
+                problem = str(error)
+                self.synced.set()  # there are none
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, _Refused) as error:
                 problem = str(error) or type(error).__name__
                 if isinstance(error, (TimeoutError, msgspec.DecodeError, _Refused)):
@@ -139,7 +163,7 @@ class Reflector:
             self.failures += 1
             if problem != complained:
                 complained = problem
-                log.warning("discovery: keeping %d EndpointSlices as they are: %s", len(self._held), problem)
+                log.warning("discovery: keeping %d %s as they are: %s", len(self._held), self.plural, problem)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, self._timing.longest_pause)
 
@@ -148,14 +172,14 @@ class Reflector:
     async def _list(self) -> None:
         """Read everything and replace the copy. The server answers with its latest (no resourceVersion)."""
         self.lists += 1
-        items: dict[str, EndpointSlice] = {}
+        items: dict[str, ItemT] = {}
         params = {**self._params, "limit": _PAGE}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=self._timing.request)
         while True:
             async with self._api.get(self._path, params, timeout=timeout) as response:
-                await _check(response)
+                await self._check(response)
                 page = _lists.decode(await response.read())
-            items.update((item.key, item) for item in page.items or ())
+            items.update((item.key, item) for item in map(self._decoder.decode, page.items or ()))
             if not page.metadata.continue_:
                 break
             params["continue"] = page.metadata.continue_
@@ -182,7 +206,7 @@ class Reflector:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=seconds + self._timing.slack)
         started = time.monotonic()
         async with self._api.get(self._path, params, timeout=timeout) as response:
-            await _check(response)
+            await self._check(response)
             async for line in _lines(response.content):
                 self._event(_events.decode(line))
         if time.monotonic() - started < min(1.0, seconds / 2):
@@ -198,7 +222,7 @@ class Reflector:
             if status.code == 410:
                 raise _Gone
             raise _Refused(f"the watch ended with {status.code} {status.reason}: {status.message}")
-        item = _slices.decode(event.object)
+        item = self._decoder.decode(event.object)
         old = self._held.get(item.key)
         if event.type == "DELETED":
             self._held.pop(item.key, None)
@@ -209,28 +233,31 @@ class Reflector:
         # Only now: an event that could not be read is asked for again.
         self._version = item.metadata.resource_version or self._version
 
+    async def _check(self, response: Any) -> None:
+        if response.status == 200:
+            return
+        body = await response.content.read(4096)
+        if response.status == 410:
+            raise _Gone
+        try:
+            message = _statuses.decode(body).message
+        except msgspec.DecodeError:
+            message = ""
+        if response.status == 404:
+            raise _UnknownKind(
+                f"the API server does not know {self.plural}: is the CustomResourceDefinition installed?"
+            )
+        hint = ""
+        if response.status in (401, 403):
+            hint = f" (the gateway's service account needs list and watch on {self.plural})"
+        raise _Refused(f"the API server answered {response.status}: {message or 'no message'}{hint}")
 
-def _same(one: EndpointSlice, other: EndpointSlice | None) -> bool:
+
+def _same(one: Item, other: Item | None) -> bool:
     return other is not None and (one.metadata.uid, one.metadata.resource_version) == (
         other.metadata.uid,
         other.metadata.resource_version,
     )
-
-
-async def _check(response: Any) -> None:
-    if response.status == 200:
-        return
-    body = await response.content.read(4096)
-    if response.status == 410:
-        raise _Gone
-    try:
-        message = _statuses.decode(body).message
-    except msgspec.DecodeError:
-        message = ""
-    hint = ""
-    if response.status in (401, 403):
-        hint = " (the gateway's service account needs get, list, watch on endpointslices.discovery.k8s.io)"
-    raise _Refused(f"the API server answered {response.status}: {message or 'no message'}{hint}")
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -16,7 +16,10 @@ import msgspec
 from leadline.gateway.discovery.pod_set import FoundPod
 from leadline.protocol.isvc import label
 
-__all__ = ["OUR_LABEL", "SERVICE_LABEL", "EndpointSlice", "Metadata", "found_pods"]
+__all__ = ["OUR_LABEL", "RESOURCE", "SERVICE_LABEL", "EndpointSlice", "Metadata", "found_pods"]
+
+RESOURCE = ("/apis/discovery.k8s.io/v1", "endpointslices")
+"""Where the API server has them."""
 
 SERVICE_LABEL = "kubernetes.io/service-name"
 """On every slice: the Service it belongs to."""
@@ -28,12 +31,19 @@ _FAMILIES = {"IPv4": 0, "IPv6": 1, "FQDN": 2}
 """Which address of a dual-stack pod is used: the first."""
 
 
+class _Owner(msgspec.Struct):
+    uid: str = ""
+    controller: bool | None = None
+
+
 class Metadata(msgspec.Struct, rename="camel"):
     name: str = ""
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
+    creation_timestamp: str = ""
     labels: dict[str, str] | None = None
+    owner_references: list[_Owner] | None = None
 
 
 class _Conditions(msgspec.Struct):
@@ -71,6 +81,12 @@ class EndpointSlice(msgspec.Struct, rename="camel"):
     @property
     def key(self) -> str:
         return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def service_uid(self) -> str:
+        """Of the Service that it belongs to; empty for one that somebody has made by hand."""
+        owners = self.metadata.owner_references or ()
+        return next((one.uid for one in owners if one.controller), "")
 
     def label(self, name: str) -> str:
         return (self.metadata.labels or {}).get(name, "")

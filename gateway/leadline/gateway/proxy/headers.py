@@ -2,13 +2,14 @@
 
 RFC 9110 section 7.6.1: Connection and the fields it names, and the well-known ones below. Framing
 (content-length, transfer-encoding) is made anew on each side, so no copy can contradict the bytes (P10).
+
+What a client proves itself with is between it and the gateway, or a proxy in front: no pod gets it. A pod is
+sent the key of its service, if there is one.
 """
 
 from collections.abc import Iterable
 
-from leadline.gateway.proxy.settings import ProxySettings
-
-__all__ = ["HOP_BY_HOP", "header", "request_head", "response_headers"]
+__all__ = ["CREDENTIALS", "HOP_BY_HOP", "header", "request_head", "response_headers"]
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -25,7 +26,23 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+CREDENTIALS = frozenset(
+    (
+        b"authorization",
+        b"api-key",
+        b"x-api-key",
+        b"x-goog-api-key",
+        b"cookie",
+        b"x-access-token",
+        b"x-auth-token",
+        b"x-auth-request-access-token",
+        b"x-forwarded-access-token",
+        b"x-forwarded-client-cert",
+        b"x-id-token",
+    )
+)
+"""Headers by which clients, and the proxies that let them in, are known."""
+_NOT_FORWARDED = HOP_BY_HOP | CREDENTIALS | {b"host", b"content-length", b"expect"}
 _OURS = (b"x-leadline-pod", b"x-leadline-explain", b"x-request-id")
 
 
@@ -42,19 +59,18 @@ def request_head(
     headers: list[tuple[bytes, bytes]],
     address: str,
     body_bytes: int,
-    settings: ProxySettings,
     *,
+    key: str,
     client: str | None,
     plain: bool,
 ) -> bytes:
-    """Request line and headers for a pod. `plain`: we must read the answer, so it must not be compressed."""
+    """Request line and headers for a pod. `key`: its service's, empty for none. `plain`: we must read the
+    answer, so it must not be compressed."""
     dropped = _NOT_FORWARDED | named if (named := _named_by_connection(headers)) else _NOT_FORWARDED
-    key = settings.upstream_key
-    replace = key is not None or not settings.forward_authorization
     forwarded = b""
     lines = [b"POST ", path, b" HTTP/1.1\r\nhost: ", address.encode("ascii"), b"\r\n"]
     for name, value in headers:
-        if name in dropped or (replace and name == b"authorization"):
+        if name in dropped:
             continue
         if name == b"x-forwarded-for":
             forwarded += value + b", "  # some proxies add a line of their own
@@ -62,7 +78,7 @@ def request_head(
         if plain and name == b"accept-encoding":
             continue
         lines += (name, b": ", value, b"\r\n")
-    if key is not None:
+    if key:
         lines += (b"authorization: Bearer ", key.encode("latin-1"), b"\r\n")
     if client:
         lines += (b"x-forwarded-for: ", forwarded, client.encode("ascii", "replace"), b"\r\n")

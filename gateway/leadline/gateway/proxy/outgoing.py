@@ -31,7 +31,13 @@ def request_for(
     all others, of a stream that goes on."""
     body = amended(call.incoming.body, **(_fields(call, pod, movable) | extra))
     head = request_head(
-        call.path, call.headers, pod.address, len(body), settings, client=call.client, plain=movable
+        call.path,
+        call.headers,
+        pod.address,
+        len(body),
+        key=call.service.api_key,
+        client=call.client,
+        plain=movable,
     )
     return head, body
 

@@ -1,6 +1,6 @@
 """What the proxy can be told. Seconds unless the name says otherwise."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 __all__ = ["ProxySettings"]
@@ -43,10 +43,6 @@ class ProxySettings:
     breaker_seconds: float = 1.0
     """How long it stays open at first; doubles up to breaker_max_seconds."""
     breaker_max_seconds: float = 30.0
-    upstream_key: str | None = field(default=None, repr=False)
-    """Sent to the pods in place of the client's Authorization header."""
-    forward_authorization: bool = True
-    """Without an upstream_key: pass the client's header on. Off where the gateway's own keys are used."""
     access_log: bool = True
     drain_timeout: float = 30.0
     """Time that running requests get after SIGTERM."""

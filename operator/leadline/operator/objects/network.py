@@ -6,7 +6,6 @@ from typing import Any
 
 from leadline.operator.names import PORT, PORT_NAME, selector_labels
 from leadline.operator.objects.context import Object, ServiceContext
-from leadline.protocol.announced import labels_of_names
 from leadline.protocol.isvc import OPERATOR_LABEL
 
 __all__ = ["network_objects"]
@@ -36,13 +35,11 @@ def network_objects(context: ServiceContext) -> list[Object]:
 
 
 def _announcing(context: ServiceContext) -> Object:
-    """The Service's metadata: with the names for clients, so that the gateway knows them while there is no
-    pod to tell it, and gives them to no other service meanwhile; and with the operator's name, if it has one,
-    so that the gateways of other operators, which the NetworkPolicy keeps out, leave it alone."""
+    """The Service's metadata, with the operator's name if it has one: the gateways of other operators, which
+    the NetworkPolicy keeps out, leave it alone."""
     metadata = context.metadata(context.child)
     if operator := context.settings.operator_name:
         metadata["labels"] = metadata["labels"] | {OPERATOR_LABEL: operator}
-    metadata["labels"] = metadata["labels"] | labels_of_names([context.served_name, *context.spec.aliases])
     return metadata
 
 
