@@ -45,7 +45,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="settings, YAML or JSON; options go over them")
     for option, path, kind, metavar, text in _OPTIONS:
         parser.add_argument(option, dest=_dest(path), type=kind, metavar=metavar, help=text)
-    parser.add_argument("--kubernetes", action="store_true", help="find pods by watching EndpointSlices")
+    parser.add_argument(
+        "--kubernetes", action="store_true", help="find services and pods by watching the API server"
+    )
+    parser.add_argument(
+        "--trust-labels",
+        action="store_true",
+        help="serve any Service with the label serving.leadline.io/service: for clusters without an "
+        "operator, since the author of a Service can then take any model name",
+    )
     group = parser.add_argument_group("one service, without a file")
     group.add_argument(
         "--service", metavar="NAMESPACE/NAME", help="name it has in Redis (default: default/default)"
@@ -75,6 +83,8 @@ def config_of(args: argparse.Namespace) -> GatewayConfig:
         overrides["redis_url"] = os.environ["LEADLINE_REDIS_URL"]
     if args.kubernetes:
         overrides.setdefault("discovery", {})["kind"] = "kubernetes"
+    if args.trust_labels:
+        overrides.setdefault("discovery", {})["trust"] = "labels"
     if args.service or args.model or args.served_name or args.pod:
         if args.config:
             raise ConfigError("--service, --model, --served-name and --pod do not go with --config")

@@ -117,7 +117,11 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 @asynccontextmanager
 async def gateway(cluster: Cluster, **settings: Any) -> AsyncIterator[ServiceTable]:
     config = read_config(
-        None, {"discovery": {"kind": "kubernetes", "kubeconfig": str(cluster.kubeconfig)}, **settings}
+        None,
+        {
+            "discovery": {"kind": "kubernetes", "trust": "labels", "kubeconfig": str(cluster.kubeconfig)},
+            **settings,
+        },
     )
     table = build_table(config)
     discovery = Discovery(config, table)
