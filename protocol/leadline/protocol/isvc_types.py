@@ -55,7 +55,7 @@ ServedName = Annotated[
 
 
 class EngineOptions(SpecObject, kw_only=True):
-    """Settings of `leadline serve`; what is left out is the engine's to decide."""
+    """Settings of `leadline serve`; the engine decides about those left out."""
 
     RULES = (
         Rule(
@@ -68,7 +68,9 @@ class EngineOptions(SpecObject, kw_only=True):
     )
 
     max_model_len: Annotated[int, Meta(ge=1, description="Tokens, prompt and output together.")] | None = None
-    block_size: Annotated[Literal[16, 32, 64, 128, 256], Meta(description="Tokens a KV block.")] | None = None
+    block_size: Annotated[Literal[16, 32, 64, 128, 256], Meta(description="Tokens in a KV block.")] | None = (
+        None
+    )
     gpu_memory_utilization: (
         Annotated[float, Meta(gt=0, le=1, description="Share of GPU memory for weights and KV cache.")] | None
     ) = None
@@ -81,7 +83,7 @@ class EngineOptions(SpecObject, kw_only=True):
     ) = None
     quantization: Annotated[
         Literal["none", "fp8"],
-        Meta(description="none: weights run in the precision they are stored in; fp8: in 8 bits."),
+        Meta(description="none: weights keep their stored precision; fp8: weights in 8 bits."),
     ] = "none"
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8"],
@@ -89,13 +91,15 @@ class EngineOptions(SpecObject, kw_only=True):
             description="auto: the KV cache has the model's type; fp8: twice the tokens in the same memory."
         ),
     ] = "auto"
-    max_concurrent_requests: Annotated[int, Meta(ge=1, description="Requests a pod runs at once.")] | None = (
+    max_concurrent_requests: Annotated[int, Meta(ge=1, description="Concurrent requests per pod.")] | None = (
         None
     )
     startup_seconds: Annotated[
         int,
         Meta(
-            ge=10, le=86_400, description="Time a pod may take to load the model before it is started again."
+            ge=10,
+            le=86_400,
+            description="Longest time to load the model; then the container restarts.",
         ),
     ] = 3600
     warmup_prompts: Annotated[
@@ -116,7 +120,7 @@ class EngineOptions(SpecObject, kw_only=True):
     ] = field(default_factory=list)
     extra_args: Annotated[
         list[Annotated[str, Meta(min_length=1, max_length=4096)]],
-        Meta(max_length=64, description="More arguments of `leadline serve`, such as --prefill-chunk=2048."),
+        Meta(max_length=64, description="Further arguments of `leadline serve`: --prefill-chunk=2048."),
     ] = field(default_factory=list)
 
 
@@ -165,7 +169,7 @@ class InferenceServiceSpec(SpecObject, kw_only=True):
         list[ServedName],
         Meta(
             max_length=16,
-            description="More names clients may use.",
+            description="Further names that clients may use.",
             extra_json_schema={"x-kubernetes-list-type": "set"},
         ),
     ] = field(default_factory=list)
@@ -178,7 +182,7 @@ class InferenceServiceSpec(SpecObject, kw_only=True):
             Meta(
                 ge=0,
                 le=1000,
-                description="Pods; set by kubectl scale and autoscalers too. Left out: what runs stays, and "
+                description="Pods; set by kubectl scale and autoscalers too. Left out: the number stays, and "
                 "a new service gets 1.",
             ),
         ]
@@ -199,7 +203,7 @@ class InferenceServiceSpec(SpecObject, kw_only=True):
     )
     cache: Cache | None = None
     token_secret_ref: (
-        Annotated[SecretKey, Meta(description="The hub's token, for hf:// models that want one.")] | None
+        Annotated[SecretKey, Meta(description="The hub's token, for hf:// models that need one.")] | None
     ) = None
     rollout: Annotated[Rollout, Meta(description="How pods are replaced when their template changes.")] = (
         field(default_factory=Rollout)
@@ -207,7 +211,7 @@ class InferenceServiceSpec(SpecObject, kw_only=True):
     pod_template: Annotated[
         dict[str, Any] | None,
         Meta(
-            description="Strategic merge patch over the pod template that the operator makes; the last word."
+            description="Strategic merge patch over the operator's pod template; it overrides other fields."
         ),
     ] = None
     image: Annotated[
@@ -232,15 +236,15 @@ class Condition(SpecObject, kw_only=True):
 
 class InferenceServiceStatus(SpecObject, kw_only=True):
     observed_generation: Annotated[
-        int, Meta(description="metadata.generation that this status speaks of.")
+        int, Meta(description="metadata.generation that this status describes.")
     ] = 0
-    replicas: Annotated[int, Meta(description="Pods there are.")] = 0
-    ready_replicas: Annotated[int, Meta(description="Pods that serve.")] = 0
+    replicas: Annotated[int, Meta(description="Number of pods.")] = 0
+    ready_replicas: Annotated[int, Meta(description="Pods that are ready.")] = 0
     updated_replicas: Annotated[int, Meta(description="Pods of the newest template.")] = 0
     desired_replicas: Annotated[int, Meta(description="Pods that are wanted.")] = 0
     selector: Annotated[str, Meta(description="Label selector of the pods, for /scale.")] = ""
     url: Annotated[str, Meta(description="Base URL of the OpenAI API.")] = ""
-    served_name: Annotated[str, Meta(description="What clients call the model.")] = ""
+    served_name: Annotated[str, Meta(description="Name that clients use for the model.")] = ""
     retained_claim: Annotated[
         str,
         Meta(description="Claim that cache no longer uses and that is kept with its models; empty: none."),
