@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--shape", default="Qwen3-8B", choices=sorted(SHAPES))
     parser.add_argument("--device", default="auto", choices=("auto", "cpu"))
-    parser.add_argument("--replicas", type=int, default=2, help="engines, one a GPU")
+    parser.add_argument("--replicas", type=int, default=2, help="engines, one per GPU")
     parser.add_argument("--policies", default="random,least-load,prefix")
     parser.add_argument("--pools", default="whole,bounded", help="whole, bounded or both")
     parser.add_argument("--pool-share", type=float, default=0.6, help="of the workload's tokens")
@@ -172,7 +172,7 @@ def _draw(options: argparse.Namespace, results: dict[str, dict[str, Any]]) -> No
         for policy, row in result["policies"].items()
     }
     title = (
-        f"{options.replicas} engines of the {options.shape} shape, one a GPU: {options.conversations} "
+        f"{options.replicas} engines of the {options.shape} shape, one per GPU: {options.conversations} "
         f"conversations of {options.turns} turns over {options.systems} system prompts of "
         f"{options.system_tokens:,} tokens"
     )

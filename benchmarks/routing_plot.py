@@ -24,10 +24,10 @@ def plot(
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(14, 4.6), constrained_layout=True)
+    figure, axes = plt.subplots(1, 3, figsize=(11, 4.2), constrained_layout=True)
     bars(axes[0], results, lambda row: row["hit rate"] * 100, "{:.0f}")
     axes[0].set(title="Prompt tokens found in cache", ylabel="%")
-    bars(axes[1], results, lambda row: row["TTFT p50"], "{:.3g}", lambda row: row["TTFT p90"])
+    bars(axes[1], results, lambda row: row["TTFT p50"], "{:.2g}", lambda row: row["TTFT p90"])
     axes[1].set(
         title="Time to first token (bar: p50, whisker: p90)", ylabel="seconds, log scale", yscale="log"
     )
@@ -38,7 +38,7 @@ def plot(
     for axis in axes:
         axis.margins(y=0.15)
     figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=4, loc="outside lower center")
-    figure.suptitle(title, fontsize=12.5)
+    figure.suptitle(title, fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 

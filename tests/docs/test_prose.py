@@ -40,10 +40,11 @@ def test_more_findings_than_the_baseline_fail_and_fewer_lower_it(
     baseline.write_text('{"gateway": 1, "pages": 0}')
     code.write_text("# a room\n# a door\n")
     assert prose.main([]) == 1
-    assert "gateway/code.py:2: “door”" in capsys.readouterr().out
+    assert "gateway: 2 findings, 1 allowed." in capsys.readouterr().out
     code.write_text("# a package\n")
     assert prose.main(["--update"]) == 0
     assert json.loads(baseline.read_text()) == {"gateway": 0, "pages": 0}
     (tmp_path / "page.md").write_text("A room.\n")
     assert prose.main(["--update"]) == 1
+    assert "page.md:1: “room”" in capsys.readouterr().out
     assert json.loads(baseline.read_text()) == {"gateway": 0, "pages": 0}

@@ -93,10 +93,10 @@ class DiscoveryConfig(Strict):
     namespace: str = ""
     """Kubernetes namespace to watch; empty: the namespace of the gateway's pod; "*": all."""
     trust: Literal["inferenceservices", "labels"] = "inferenceservices"
-    """What makes a service. inferenceservices: names and pods are those that the operator has put into the
-    status of an InferenceService. labels: any Service labelled `serving.leadline.io/service` with the names
-    that its pods report, for clusters without the operator: whoever may make a Service or a pod in a watched
-    namespace can take any name."""
+    """Source of names and pods. inferenceservices: the status of InferenceServices, which the operator
+    writes. labels: every Service labelled `serving.leadline.io/service`, with the names that its pods report.
+    Use labels only without the operator: a user who may create a Service or a pod in a watched namespace can
+    then take any name."""
     label_selector: str = ""
     """Label selector of EndpointSlices; when empty, slices of configured services and slices labelled
     `serving.leadline.io/service`."""
