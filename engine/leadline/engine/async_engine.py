@@ -255,7 +255,8 @@ class AsyncEngine:
         self, request: CoreRequest, taker: Taker | None = None
     ) -> AsyncGenerator[OutputDelta, None]:
         """Deltas of a prepared request's choices as they come, until each has a finish_reason; without those
-        that `taker` deals with while the caller waits in here (see `streams`).
+        that `taker` deals with while the caller waits in here (see `streams`). The first delta of a resumed
+        request is `resumed`.
 
         Raises QueueFull, QueueTimeout, DeadlineExceeded, RequestError (the core refused it) or EngineDead.
         Closing the iterator, or cancelling the task that waits in it, aborts the request.
@@ -265,7 +266,8 @@ class AsyncEngine:
         self._client.check_alive()
         stream = self._streams.open(request, taker)
         try:
-            self._client.add(stream.children)
+            if stream.children:
+                self._client.add(stream.children)
             async with contextlib.aclosing(stream.deltas()) as deltas:
                 async for delta in deltas:
                     yield delta

@@ -38,7 +38,8 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Empty when ignore_eos."""
     num_resumed: int = 0
     """The last num_resumed prompt tokens are output of an earlier attempt (another pod): sampling
-    counters, penalties, min_tokens and max_tokens count them as output."""
+    counters, penalties, min_tokens and max_tokens count them as output. They satisfy no stop: a request of
+    which they do does not get to the core."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

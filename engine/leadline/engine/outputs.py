@@ -32,6 +32,9 @@ class OutputDelta:
     """Of this choice, so far."""
     queue_seconds: float | None = None
     error: str | None = None
+    resumed: bool = False
+    """Text and tokens that an earlier attempt gave out. It comes first, and is not given out again; its
+    finish reason is, where the earlier attempt was over."""
 
 
 @dataclass(slots=True)

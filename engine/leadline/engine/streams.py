@@ -32,10 +32,12 @@ Taker = Callable[[OutputDelta], bool]
 
 @dataclass(slots=True)
 class Stream:
-    """One request in flight. `children` are the sequences to send to the core, one per choice."""
+    """One request in flight. `children` are the sequences to send to the core, one per choice at most."""
 
     request_id: str
     children: list[CoreRequest]
+    choices: int
+    """Choices that have not ended. A resumed request may be over without a child."""
     items: deque[OutputDelta] = field(default_factory=deque)
     error: Exception | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -65,15 +67,14 @@ class Stream:
 
     async def deltas(self) -> AsyncGenerator[OutputDelta, None]:
         """Until every choice has a finish_reason. Raises what ended it otherwise."""
-        open_choices = len(self.children)
-        while open_choices:
+        while self.choices:
             while self.items:
                 delta = self.items.popleft()
                 if delta.finish_reason is not None:
-                    open_choices -= 1
+                    self.choices -= 1
                     _raise_unless_finished(delta)
                 yield delta
-            if not open_choices:
+            if not self.choices:
                 return
             if self.error is not None:
                 raise self.error
@@ -100,7 +101,10 @@ class Streams:
 
     def open(self, request: CoreRequest, taker: Taker | None = None) -> Stream:
         """Raises RequestError when a request of that id is in flight."""
-        stream = Stream(request.request_id, self._processor.add(request), taker=taker)
+        children = self._processor.add(request)
+        stream = Stream(request.request_id, children, request.sampling.n, taker=taker)
+        if (earlier := self._processor.take_resumed(request)) is not None:
+            stream.items.append(earlier)
         self._streams[request.request_id] = stream
         self._owner.update((child.request_id, stream) for child in stream.children)
         self.idle.clear()

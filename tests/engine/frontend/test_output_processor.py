@@ -230,6 +230,80 @@ def test_a_resumed_request_only_gives_text_that_was_not_given_before(tokenizer):
         assert after[-1].num_output_tokens == len(ids)
 
 
+@given(
+    words=st.lists(
+        st.sampled_from(["alpha", " beta", "\n", "ab", "😀", " the", "東京"]), min_size=1, max_size=6
+    ),
+    end=st.sampled_from(["eos", "stop id", "cut"]),
+    stops=st.lists(st.sampled_from(["a b", "ta\n", "😀", "bab", "the", "京", "zzz"]), max_size=3),
+    include=st.booleans(),
+    shown=st.booleans(),
+    min_tokens=st.integers(0, 8),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_resumed_request_ends_where_the_earlier_attempt_would_have_ended(
+    tokenizer, words, end, stops, include, shown, min_tokens
+):
+    """Wherever that attempt was cut off, behind its last token too, what is left is what it lacked."""
+    ids = tokenizer.encode("".join(words))
+    sampling = {"stop": tuple(stops), "include_stop_str_in_output": include, "min_tokens": min_tokens}
+    sampling["skip_special_tokens"] = not shown
+    match end:
+        case "eos":
+            ids.append(EOS)
+            outputs = one_by_one(ids, "stop" if len(ids) > min_tokens else "length")
+        case "stop id":
+            sampling["stop_token_ids"] = (ids[-1],)
+            first = next((n for n, i in enumerate(ids, 1) if i == ids[-1] and n > min_tokens), None)
+            ids = ids[:first]
+            outputs = one_by_one(ids, "stop" if first else "length")
+        case _:
+            outputs = one_by_one(ids)
+    sampling["max_tokens"] = len(ids)
+    processor = OutputProcessor(tokenizer)
+    processor.add(request([5], **sampling))
+    whole, _ = feed(processor, outputs)
+    for cut in range(1, len(whole) + 1):
+        processor = OutputProcessor(tokenizer)
+        resumed = request([5, *ids[:cut]], num_resumed=cut, **sampling)
+        sent = processor.add(resumed)
+        earlier = processor.take_resumed(resumed)
+        assert earlier.resumed
+        assert earlier.text == text_of(whole[:cut])
+        assert earlier.token_ids == ids[:cut]
+        assert (sent == []) == (earlier.finish_reason is not None) == (cut == len(whole))
+        rest, _ = feed(processor, outputs[cut:]) if sent else ([], [])
+        last = [earlier, *rest][-1]
+        assert text_of([earlier, *rest]) == text_of(whole)
+        assert (last.finish_reason, last.stop_reason) == (whole[-1].finish_reason, whole[-1].stop_reason)
+        assert (last.num_prompt_tokens, last.num_output_tokens) == (1, len(whole))
+        assert len(processor) == 0
+
+
+def test_a_resumed_request_that_is_over_still_has_its_prompt_scored(tokenizer):
+    """The log probabilities of the prompt come with the end of an answer."""
+    processor = OutputProcessor(tokenizer)
+    resumed = request([5, 6, 7, *(ids := [9, EOS])], num_resumed=2, prompt_logprobs=1, stop=("x",))
+    (scored,) = processor.add(resumed)
+    assert (scored.prompt_token_ids, scored.num_resumed, scored.sampling.max_tokens) == ([5, 6, 7], 0, 1)
+    assert processor.take_resumed(resumed) is None
+    rows = [TokenLogprobs(i, -1.0, 1) for i in (6, 7)]
+    output = CoreOutput(request_id="r", new_token_ids=[8], prompt_logprobs=rows, finish_reason="length")
+    (delta,), aborts = processor.process(output)
+    assert (delta.finish_reason, delta.token_ids, delta.prompt_logprobs, aborts) == ("stop", ids, rows, [])
+    assert delta.resumed
+    assert len(processor) == 0
+
+
+def test_the_resumed_output_is_not_scored_and_not_counted_as_cached(tokenizer):
+    processor = OutputProcessor(tokenizer)
+    processor.add(request([5, 6, 7, 8], num_resumed=2, prompt_logprobs=0))
+    rows = [TokenLogprobs(i, -1.0, 1) for i in (6, 7, 8)]
+    output = CoreOutput(request_id="r", new_token_ids=[9], prompt_logprobs=rows, num_cached_tokens=3)
+    ((delta,), _) = processor.process(output)
+    assert (delta.prompt_logprobs, delta.num_prompt_tokens, delta.num_cached_tokens) == (rows[:1], 2, 2)
+
+
 def test_a_stop_string_that_began_before_the_resumption_is_found(tokenizer):
     ids = tokenizer.encode("say DEFGHIJ now")
     cut = len(ids) // 2

@@ -232,8 +232,12 @@ def test_a_resumed_request_counts_its_earlier_output(builder):
     request = builder.build([5] * 20, SamplingParams(max_tokens=12), num_resumed=10)
     assert (request.sampling.max_tokens, request.num_resumed) == (12, 10)
     assert builder.build([5] * 20, SamplingParams(), num_resumed=10).sampling.max_tokens == LIMIT - 10
-    full = refused(builder, [5] * 20, SamplingParams(max_tokens=10), num_resumed=10)
-    assert full.param == "resume_token_ids"
+    assert builder.build([5] * 20, SamplingParams(max_tokens=10), num_resumed=10).num_resumed == 10
+    beyond = refused(builder, [5] * 20, SamplingParams(max_tokens=9), num_resumed=10)
+    assert beyond.param == "resume_token_ids"
+    whole = builder.build([5] * LIMIT, SamplingParams(), num_resumed=10)
+    assert whole.sampling.max_tokens == 10
+    assert refused(builder, [5] * (LIMIT + 1), num_resumed=1).code == "context_length_exceeded"
     assert refused(builder, [5], num_resumed=1).param == "resume_token_ids"
     assert refused(builder, [5, 6], SamplingParams(n=2), num_resumed=1).param == "n"
 

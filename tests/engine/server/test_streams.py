@@ -22,7 +22,7 @@ class Reader:
         self.accepts = True
         self.gate = asyncio.Event()
         self.gate.set()
-        self.stream = Stream("r", [None], taker=self._take)  # type: ignore[list-item]
+        self.stream = Stream("r", [None], 1, taker=self._take)  # type: ignore[list-item]
         self.task = asyncio.ensure_future(self._read())
 
     def _take(self, delta: OutputDelta) -> bool:

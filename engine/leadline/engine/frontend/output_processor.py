@@ -4,7 +4,12 @@ Owns the per-choice state of every request in flight on the frontend's side. Use
 alike:
 
     requests = processor.add(request)              # n > 1 becomes n CoreRequests; send them to the core
+    earlier = processor.take_resumed(request)      # of a resumed request: its first delta
     deltas, aborts = processor.process(output)     # deliver the deltas; send the aborts to the core
+
+The tokens of a resumed request pass through `process` as if the core had just sampled them, so detokenizer and
+stop strings stand where those of the earlier attempt stood, and a stop that its output already satisfies is
+found where that attempt found it. Then the core has nothing to generate and gets no request.
 
 Invariants: a choice's text is final once given out; the tokens it reports end with the token that completed
 the stop string or with the stop token; after a delta with a finish_reason nothing more comes of that choice,
@@ -23,6 +28,7 @@ from leadline.engine.frontend.detokenizer import Detokenizer
 from leadline.engine.frontend.stop import StopStrings
 from leadline.engine.messages import CoreOutput, CoreRequest, FinishReason
 from leadline.engine.outputs import OutputDelta
+from leadline.engine.sampling_params import SamplingParams
 from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = ["OutputProcessor"]
@@ -43,6 +49,8 @@ class _Choice:
     num_output_tokens: int
     num_cached_tokens: int = 0
     queue_seconds: float | None = None
+    ended: OutputDelta | None = None
+    """A resumed request was over already, and the core computes no more than its prompt's logprobs."""
 
 
 class OutputProcessor:
@@ -52,6 +60,7 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._choices: dict[str, _Choice] = {}
         self._children: dict[str, list[str]] = {}
+        self._resumed: dict[str, OutputDelta] = {}
 
     def __len__(self) -> int:
         """Requests (not choices) in flight."""
@@ -68,7 +77,8 @@ class OutputProcessor:
         the core.
 
         Choice i draws with seed + i. Only choice 0 computes prompt logprobs: they are the same for all.
-        Raises RequestError when a request of that id is in flight.
+        Empty for a resumed request whose output is complete. Raises RequestError when a request of that id is
+        in flight.
         """
         if request.request_id in self._children:
             raise RequestError(
@@ -80,7 +90,11 @@ class OutputProcessor:
         self._children[request.request_id] = [child.request_id for child in children]
         for index, child in enumerate(children):
             self._choices[child.request_id] = self._new_choice(request.request_id, index, child)
-        return children
+        return self._resume(children[0]) if request.num_resumed else children
+
+    def take_resumed(self, request: CoreRequest) -> OutputDelta | None:
+        """What the earlier attempt of a request that was just added gave out; None if there was none."""
+        return self._resumed.pop(request.request_id, None) if request.num_resumed else None
 
     def process(self, output: CoreOutput) -> tuple[list[OutputDelta], list[str]]:
         """Digest one output of the core → (deltas for the caller, core request ids to abort).
@@ -91,9 +105,14 @@ class OutputProcessor:
         if choice is None:
             return [], []
         if output.num_cached_tokens:
-            choice.num_cached_tokens = output.num_cached_tokens
+            # Tokens of an earlier attempt may be cached as well, and are not of the prompt.
+            choice.num_cached_tokens = min(output.num_cached_tokens, choice.num_prompt_tokens)
         if output.queue_seconds is not None:
             choice.queue_seconds = output.queue_seconds
+        if choice.request.num_resumed and output.prompt_logprobs is not None:
+            output.prompt_logprobs = output.prompt_logprobs[: choice.num_prompt_tokens - 1]
+        if choice.ended is not None:
+            return self._end(choice, choice.ended, output), []
 
         if output.finish_reason is None and choice.plain and len(output.new_token_ids) == 1:
             return [self._next_token(choice, output)], []
@@ -142,20 +161,57 @@ class OutputProcessor:
             prompt_token_ids=child.prompt_token_ids[:prompt_len],
             skip_special_tokens=sampling.skip_special_tokens,
         )
-        stops = StopStrings(sampling.stop, include=sampling.include_stop_str_in_output)
-        if child.num_resumed:
-            # What the earlier attempt gave out is dropped; what it held back stays held here.
-            stops.push(detokenizer.push(child.prompt_token_ids[prompt_len:]), armed=False)
         return _Choice(
             request_id,
             index,
             child,
             detokenizer,
-            stops,
+            StopStrings(sampling.stop, include=sampling.include_stop_str_in_output),
             plain=not sampling.stop,
             num_prompt_tokens=prompt_len,
-            num_output_tokens=child.num_resumed,
+            num_output_tokens=0,
         )
+
+    def _resume(self, child: CoreRequest) -> list[CoreRequest]:
+        """Digest the tokens of an earlier attempt; return what is left for the core to do."""
+        choice, sampling = self._choices[child.request_id], child.sampling
+        earlier = self._delta(choice, None)
+        stop_ids = {*child.eos_token_ids, *sampling.stop_token_ids}
+        for count, token in enumerate(child.prompt_token_ids[choice.num_prompt_tokens :], 1):
+            # As the core does it (core/results.py).
+            output = CoreOutput(request_id=child.request_id, new_token_ids=[token])
+            if token in stop_ids and count > sampling.min_tokens:
+                output.finish_reason, output.stop_token_id = "stop", token
+            elif count == sampling.max_tokens:
+                output.finish_reason = "length"
+            (delta,), _ = self.process(output)
+            delta.text = earlier.text + delta.text
+            delta.token_ids = earlier.token_ids + delta.token_ids
+            earlier = delta
+            if delta.finish_reason is not None:
+                break
+        earlier.resumed = True
+        self._resumed[choice.request_id] = earlier
+        if earlier.finish_reason is None:
+            return [child]
+        if sampling.prompt_logprobs is None:
+            return []
+        # The end of an answer carries the prompt's logprobs, which only the core can compute.
+        choice.ended = self._resumed.pop(choice.request_id)
+        self._choices[child.request_id] = choice
+        self._children[choice.request_id] = [child.request_id]
+        scored = SamplingParams(max_tokens=1, prompt_logprobs=sampling.prompt_logprobs)
+        prompt = child.prompt_token_ids[: choice.num_prompt_tokens]
+        return [msgspec.structs.replace(child, prompt_token_ids=prompt, num_resumed=0, sampling=scored)]
+
+    def _end(self, choice: _Choice, ended: OutputDelta, output: CoreOutput) -> list[OutputDelta]:
+        """The core has scored the prompt of a resumed request that was over already, or failed to."""
+        if output.finish_reason not in ("stop", "length"):
+            ended.finish_reason, ended.error = output.finish_reason, output.error
+        ended.prompt_logprobs = output.prompt_logprobs
+        ended.num_cached_tokens, ended.queue_seconds = choice.num_cached_tokens, choice.queue_seconds
+        self._forget(output.request_id)
+        return [ended]
 
     def _next_token(self, choice: _Choice, output: CoreOutput) -> OutputDelta:
         """What `process` does, for nearly every output there is: one more token, and no stop strings."""

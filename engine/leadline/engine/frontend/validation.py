@@ -117,7 +117,7 @@ class RequestBuilder:
         result's `sampling.n` may be above 1: `OutputProcessor.add` fans it out. Raises RequestError.
         """
         sampling = sampling.validate()
-        token_ids = self._prompt_ids(prompt, add_special_tokens)
+        token_ids = self._prompt_ids(prompt, add_special_tokens, num_resumed)
         if not 0 <= num_resumed < len(token_ids):
             raise RequestError(
                 f"num_resumed must be at least 0 and below the prompt's {len(token_ids)} tokens, got "
@@ -168,7 +168,9 @@ class RequestBuilder:
         """Most tokens one sequence can have, prompt and output together."""
         return min(self.max_model_len, self.pool_tokens)
 
-    def _prompt_ids(self, prompt: str | Sequence[int], add_special_tokens: bool) -> list[int]:
+    def _prompt_ids(
+        self, prompt: str | Sequence[int], add_special_tokens: bool, num_resumed: int
+    ) -> list[int]:
         if isinstance(prompt, str):
             if not prompt:
                 raise RequestError("the prompt must not be empty", param="prompt")
@@ -184,8 +186,8 @@ class RequestBuilder:
             token_ids = self._checked_ids(prompt)
         if not token_ids:
             raise RequestError("the prompt must hold at least one token", param="prompt")
-        if len(token_ids) >= self.limit:
-            raise self._too_long(str(len(token_ids)))
+        if len(token_ids) - num_resumed >= self.limit:
+            raise self._too_long(str(len(token_ids) - num_resumed))
         return token_ids
 
     def _checked_ids(self, prompt: Sequence[int]) -> list[int]:
@@ -244,7 +246,7 @@ class RequestBuilder:
                 f"of {prompt_len} (limit {self.limit})",
                 param="min_tokens",
             )
-        if num_resumed >= max_tokens:
+        if num_resumed > max_tokens:
             raise RequestError(
                 f"the request resumes after {num_resumed} output tokens, but max_tokens is {max_tokens}",
                 param="resume_token_ids",

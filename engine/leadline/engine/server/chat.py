@@ -97,6 +97,8 @@ class _Choice:
     parser: ToolParser | None
     texts: list[str] = field(default_factory=list)
     calls: list[ParsedCall] = field(default_factory=list)
+    called: bool = False
+    """It made calls, those of an earlier attempt included."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     last: OutputDelta | None = None
@@ -123,8 +125,10 @@ class _Answer:
 
     async def whole(self, timer: RequestTimer) -> ChatCompletion:
         def take(delta: OutputDelta) -> bool:
-            self._observe(delta, timer)
             choice = self._choices[delta.index]
+            if delta.resumed and not self._catch_up(choice, delta):
+                return True
+            self._observe(delta, timer)
             parsed = self._parse(choice, delta)
             choice.texts.append(parsed.content)
             choice.token_ids += delta.token_ids
@@ -168,7 +172,10 @@ class _Answer:
 
         async with aclosing(self._engine.run(self._request, take)) as deltas:
             async for delta in deltas:
-                first = self._choices[delta.index].last is None
+                choice = self._choices[delta.index]
+                if delta.resumed and not self._catch_up(choice, delta):
+                    continue
+                first = choice.last is None
                 self._observe(delta, timer)
                 for part in self._chunks(delta, first):
                     envelope.choices = [part]
@@ -198,6 +205,17 @@ class _Answer:
         self._usage.add(delta)
         self._choices[delta.index].last = delta
 
+    def _catch_up(self, choice: _Choice, delta: OutputDelta) -> bool:
+        """Parse what an earlier attempt gave out, which is not given out again; return whether the choice is
+        over with it."""
+        self._parse(choice, delta)
+        choice.called, choice.calls = bool(choice.calls), []
+        delta.text, delta.token_ids = "", []
+        if delta.finish_reason is None:
+            return False
+        choice.parser = None  # what it held back was given out at the end of the earlier attempt
+        return True
+
     def _parser(self) -> ToolParser | None:
         plan = self._plan
         if not plan.parse:
@@ -216,7 +234,8 @@ class _Answer:
             tail = parser.finish()
             parsed = ParsedText(parsed.content + tail.content, parsed.calls + tail.calls)
         if self._body.parallel_tool_calls is False:
-            parsed.calls = [] if choice.calls else parsed.calls[:1]
+            parsed.calls = [] if choice.called else parsed.calls[:1]
+        choice.called = choice.called or bool(parsed.calls)
         choice.calls += parsed.calls
         return parsed
 
@@ -244,15 +263,22 @@ class _Answer:
             yield ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
         logprobs = self._logprobs(delta.logprobs or [])
         wants_ids = bool(self._body.return_token_ids) and bool(delta.token_ids)
-        if parsed.content or wants_ids or (logprobs is not None and logprobs.content):
-            chunk = ChatChunkChoice(index=index, delta=ChatDelta(content=parsed.content), logprobs=logprobs)
-            if wants_ids:
-                chunk.token_ids = delta.token_ids
-            yield chunk
+        parts = []
+        if (
+            parsed.content
+            or (wants_ids and not parsed.calls)
+            or (logprobs is not None and logprobs.content)
+        ):
+            content = ChatDelta(content=parsed.content)
+            parts.append(ChatChunkChoice(index=index, delta=content, logprobs=logprobs))
         for call in parsed.calls:
             function = FunctionCallDelta(name=call.name, arguments=call.arguments)
             part = ToolCallDelta(index=call.index, id=call.id, type="function", function=function)
-            yield ChatChunkChoice(index=index, delta=ChatDelta(tool_calls=[part]))
+            parts.append(ChatChunkChoice(index=index, delta=ChatDelta(tool_calls=[part])))
+        if wants_ids:
+            # Of several chunks the last: who has got a token's id has got all that came of the token.
+            parts[-1].token_ids = delta.token_ids
+        yield from parts
         if delta.finish_reason is not None:
             last = ChatChunkChoice(index=index, delta=ChatDelta(), finish_reason=_finish(choice, delta))
             if delta.stop_reason is not None:
@@ -272,4 +298,4 @@ def _tool_format(engine: AsyncEngine) -> ToolFormat:
 def _finish(choice: _Choice, last: OutputDelta) -> FinishReason:
     """A choice that made calls ended for them, unless it was cut short."""
     reason = finish_reason(last)
-    return "tool_calls" if choice.calls and reason == "stop" else reason
+    return "tool_calls" if choice.called and reason == "stop" else reason

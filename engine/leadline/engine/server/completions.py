@@ -123,7 +123,10 @@ class _Answer:
         choice = _Choice()
         if body.logprobs is not None:
             choice.logprobs = CompletionLogprobsBuilder(body.logprobs, tokenizer)
-        if body.echo:
+            if request.num_resumed:
+                begin = 0 if body.echo else -request.num_resumed
+                choice.logprobs.skip(request.prompt_token_ids[begin:])
+        if body.echo and not request.num_resumed:  # else the earlier attempt has echoed it
             choice.echo_ids = request.prompt_token_ids[: len(request.prompt_token_ids) - request.num_resumed]
             choice.echo_text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
         return choice
@@ -188,7 +191,9 @@ class _Answer:
         self, take: Callable[[int, OutputDelta], bool]
     ) -> AsyncGenerator[tuple[int, OutputDelta], None]:
         if len(self._requests) == 1:
-            return merge([self._engine.run(self._requests[0], partial(take, 0))])
+            request = self._requests[0]
+            deltas = self._engine.run(request, partial(take, 0))
+            return merge([_news(deltas) if request.num_resumed else deltas])
         # Merged deltas wait in one more queue, which nothing may overtake.
         return merge([self._engine.run(request) for request in self._requests])
 
@@ -287,6 +292,17 @@ class _Answer:
             choices=choices,
             usage=self._usage.usage(no_output=self._score_only) if usage else UNSET,
         )
+
+
+async def _news(deltas: AsyncGenerator[OutputDelta, None]) -> AsyncGenerator[OutputDelta, None]:
+    """Leave out what an earlier attempt has given out."""
+    async with aclosing(deltas):
+        async for delta in deltas:
+            if delta.resumed:
+                if delta.finish_reason is None:
+                    continue
+                delta.text, delta.token_ids = "", []
+            yield delta
 
 
 def _concatenated(parts: list[CompletionLogprobs]) -> CompletionLogprobs:

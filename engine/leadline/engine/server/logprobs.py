@@ -54,6 +54,11 @@ class CompletionLogprobsBuilder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
+    def skip(self, token_ids: Sequence[int]) -> None:
+        """These tokens come first, in columns of an earlier attempt."""
+        for token_id in token_ids:
+            self._advance(token_id)
+
     def prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         """Of an echoed prompt: `entries` are those of token_ids[1:]; the first token has no probability."""
         columns = CompletionLogprobs(top_logprobs=[])
@@ -68,10 +73,13 @@ class CompletionLogprobsBuilder:
             self._append(columns, entry.token_id, entry)
         return columns
 
+    def _advance(self, token_id: int) -> None:
+        self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+
     def _append(self, columns: CompletionLogprobs, token_id: int, entry: TokenLogprobs | None) -> None:
         tokenizer = self._tokenizer
         columns.text_offset.append(self._offset)
-        self._offset += len(self._decoder.decode(tokenizer.token_bytes(token_id)))
+        self._advance(token_id)
         columns.tokens.append(tokenizer.token_str(token_id))
         columns.token_logprobs.append(None if entry is None else _floor(entry.logprob))
         assert columns.top_logprobs is not None

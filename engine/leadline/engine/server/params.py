@@ -69,7 +69,7 @@ def completion_sampling(request: CompletionRequest) -> dict[str, Any]:
         given["logprobs"] = request.logprobs
     if request.prompt_logprobs is not None:
         given["prompt_logprobs"] = request.prompt_logprobs
-    if request.echo and request.logprobs is not None:
+    if request.echo and request.logprobs is not None and not request.resume_token_ids:
         given["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
     if request.best_of is not None:
         n = request.n or 1

@@ -9,10 +9,11 @@ Room: gateway/proxy; pure. Leadline's engines report the token ids of each chunk
 seed. So the gateway adds both to the bodies of streams that it may have to move, and takes the ids out of the
 chunks again unless the client asked for them.
 
-Tokens count as sent once text that needs them went out. Tokens of chunks without text (half a character, what
-may become a stop string, a tool call, the end of sequence) are forgotten with the pod and generated again:
-the engine that goes on must find the end by itself. Where the answer was over but for its last chunks
-(finish, usage), the last tokens are generated once more and their text is dropped.
+A token counts as sent once all that came of it went out. One step of the engine may give several chunks
+(content, then a tool call); the ids are in the last of them, and those before it wait for it. The next pod
+digests the tokens that were sent as if it had sampled them: text held back (half a character, what may become
+a stop string, a tool call) is held back there too, what the prompt's echo and the offsets of log
+probabilities begin with is settled by them, and where they satisfy a stop it answers with the end alone.
 """
 
 import re
@@ -65,23 +66,15 @@ class MovableStream:
 
     __slots__ = (
         "_asked_ids",
-        "_asked_logprobs",
-        "_before",
         "_chat",
         "_created",
-        "_echo",
         "_first_resume",
+        "_held",
         "_id",
-        "_last_text",
-        "_offset",
         "_opaque",
-        "_pending",
-        "_role",
-        "_sent_characters",
+        "_opened",
         "_sent_ids",
-        "_skip",
         "_splitter",
-        "_tools",
         "_wants_usage",
         "attempts",
         "done",
@@ -94,25 +87,18 @@ class MovableStream:
         request: Any = incoming.full
         self._chat = incoming.chat
         self._asked_ids = bool(request.return_token_ids)
-        self._asked_logprobs = request.logprobs is not None and request.logprobs is not False
-        self._echo = bool(getattr(request, "echo", None))
         self._wants_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
         self._first_resume: list[int] = list(request.resume_token_ids or ())
         self._id = ""
         self._created = 0
         self._sent_ids: list[int] = []
-        self._pending: list[int] = []
-        self._before = 0
-        """Of `_sent_ids`: those sent before the last chunk with text."""
-        self._last_text = ""
-        self._sent_characters = 0
-        self._tools = False
-        self._offset = 0
-        """Characters in front of what the present pod sends, for its text offsets."""
+        self._held: list[bytes] = []
+        """Chunks of tokens that are named in a chunk to come."""
         self._opaque = False
-        self._role = False
-        """The first chunk has gone out, which every pod begins with."""
-        self._skip = 0
+        """Something went out of which it is not known what tokens it stands for."""
+        self._opened = False
+        """The first chunk has gone out, which every pod begins with: a chat's role, a text that may be
+        empty."""
         self._splitter = EventSplitter()
         self.attempts = 1
         self.finished = False
@@ -125,12 +111,17 @@ class MovableStream:
 
     @property
     def sent_tokens(self) -> int:
-        return len(self._sent_ids) + len(self._pending)
+        return len(self._sent_ids)
 
     @property
     def movable(self) -> bool:
-        """Another pod can go on. Not once a tool call went out: its parts have ids of their own."""
-        return not self._opaque and (not self._tools or self.finished)
+        """Another pod can go on."""
+        return not self._opaque
+
+    @property
+    def resumption(self) -> dict[str, object]:
+        """Fields of the body for the next pod, should this one be lost now."""
+        return {"resume_token_ids": [*self._first_resume, *self._sent_ids]}
 
     def closing(self) -> bytes | None:
         """What ends the stream without another pod, if nothing else is missing."""
@@ -139,22 +130,13 @@ class MovableStream:
             return event(DONE)
         return None
 
-    def resume(self, max_tokens: int | None) -> dict[str, object]:
+    def resume(self) -> dict[str, object]:
         """Fields of the body for the next pod; the stream expects its answer from now on."""
         self.attempts += 1
         self.lost = None
         self._splitter = EventSplitter()
-        self._pending = []
-        sent, self._skip = self._sent_ids, 0
-        if self.finished or (max_tokens is not None and len(sent) + len(self._first_resume) >= max_tokens):
-            # The last tokens once more, for the chunks behind them.
-            self._skip = len(self._last_text)
-            sent = sent[: self._before]
-        self._offset = self._sent_characters - self._skip
-        fields: dict[str, object] = {"resume_token_ids": [*self._first_resume, *sent]}
-        if self._echo:
-            fields["echo"] = False
-        return fields
+        self._held = []
+        return self.resumption
 
     def push(self, data: bytes) -> bytes:
         """What it gives may be empty, and must go out: it counts as sent even if the pod is `lost` now."""
@@ -171,7 +153,7 @@ class MovableStream:
             return raw
         if data == DONE:
             self.done = True
-            return raw
+            return self._with_held(raw)
         try:
             chunk = _decoder.decode(data)
         except msgspec.DecodeError:
@@ -182,84 +164,51 @@ class MovableStream:
                 self.lost = chunk.error.message
                 return b""
             self.finished = self.done = True
-            return raw
+            return self._with_held(raw)
         if not self._id:
             self._id, self._created = chunk.id, chunk.created
-        if chunk.usage is not None:
-            self.usage = chunk.usage
         if not chunk.choices:
-            return self._renamed(data, chunk) if self.attempts > 1 else raw
-        return self._choice(raw, data, chunk, chunk.choices[0])
+            self.usage = chunk.usage
+            return self._rewritten(data) if self.attempts > 1 else raw
+        return self._choice(raw, data, chunk.choices[0])
 
-    def _choice(self, raw: bytes, data: bytes, chunk: _Chunk, choice: _Choice) -> bytes:
-        ids = choice.token_ids or []
-        text = (choice.delta.content or "") if choice.delta is not None else choice.text
-        tools = choice.delta is not None and bool(choice.delta.tool_calls)
-        role = self._chat and b'"role":"assistant"' in data and not text and not ids
-        if self.finished or (role and self._role):
+    def _choice(self, raw: bytes, data: bytes, choice: _Choice) -> bytes:
+        ids, delta = choice.token_ids, choice.delta
+        says = choice.text if delta is None else delta.content or delta.tool_calls
+        says = bool(says) or choice.logprobs is not None
+        ends = choice.finish_reason is not None
+        # Of a chat the first chunk says the role and nothing else; of a text it may have tokens.
+        opens = not (says or ends or ids) if self._chat else not self._opened
+        if self.finished or (opens and self._opened):
             return b""
-        self._role = self._role or role
-        if self._skip:  # said before: neither text nor ids are news
-            skipped = min(self._skip, len(text))
-            self._skip -= skipped
-            if skipped == len(text) and choice.finish_reason is None:
+        self._opened = self._opened or opens
+        out = b""
+        if says or ends or opens or (self._asked_ids and ids):
+            if self.attempts > 1:
+                out = self._rewritten(data)
+            else:
+                out = raw if self._asked_ids or ids is None else _IDS.sub(b"", raw, count=1)
+        if ids:
+            self._sent_ids += ids
+        elif says and not ends:
+            if self._sent_ids:
+                self._held.append(out)
                 return b""
-            return self._rewritten(data, chunk, text[skipped:])
-        visible = (
-            bool(text)
-            or tools
-            or role
-            or choice.finish_reason is not None
-            or (self._asked_ids and bool(ids))
-            or (self._asked_logprobs and choice.logprobs is not None)
-        )
-        if not visible:
-            opening = not self._chat and not self._role  # a text completion's first chunk may be empty
-            self._role = True
-            self._pending += ids
-            if not opening:
-                return b""
-        elif ids or self._pending:
-            self._before = len(self._sent_ids)
-            self._sent_ids += self._pending + ids
-            self._pending = []
-            self._last_text = text
-        self._tools = self._tools or tools
-        if choice.finish_reason is not None:
-            self.finished = True
-        if self.attempts > 1:
-            out = self._rewritten(data, chunk, text)
-            self._sent_characters += len(text)
-            return out
-        self._sent_characters += len(text)
-        return raw if self._asked_ids or not choice.token_ids else _IDS.sub(b"", raw, count=1)
+            self._opaque = True
+        self.finished = ends
+        return self._with_held(out)
 
-    def _rewritten(self, data: bytes, chunk: _Chunk, text: str) -> bytes:
+    def _with_held(self, out: bytes) -> bytes:
+        if self._held:
+            out = b"".join([*self._held, out])
+            self._held = []
+        return out
+
+    def _rewritten(self, data: bytes) -> bytes:
         """A chunk of a later pod, as if the first had gone on."""
         plain = msgspec.json.decode(data)
         plain["id"], plain["created"] = self._id, self._created
-        choice = plain["choices"][0]
-        if "delta" in choice:
-            if choice["delta"].get("content") is not None:
-                choice["delta"]["content"] = text
-        else:
-            choice["text"] = text
         if not self._asked_ids:
-            choice.pop("token_ids", None)
-        logprobs = choice.get("logprobs")
-        if logprobs and logprobs.get("text_offset"):
-            logprobs["text_offset"] = [at + self._offset for at in logprobs["text_offset"]]
-        if choice.get("finish_reason") is not None:
-            self.finished = True
-        return event(_encode(plain))
-
-    def _renamed(self, data: bytes, chunk: _Chunk) -> bytes:
-        """The chunk with the usage."""
-        plain = msgspec.json.decode(data)
-        plain["id"], plain["created"] = self._id, self._created
-        usage = plain.get("usage")
-        if usage:
-            details = usage.get("prompt_tokens_details")
-            if details:  # the resumed output may have been cached as well
-                details["cached_tokens"] = min(details["cached_tokens"], usage["prompt_tokens"])
+            for choice in plain["choices"]:
+                choice.pop("token_ids", None)
         return event(_encode(plain))

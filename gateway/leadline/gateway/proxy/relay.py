@@ -182,7 +182,7 @@ async def _move(dispatcher: Dispatcher, call: Call, lost: Attempt, stream: Movab
     if call.migrations >= settings.max_migrations or not stream.movable:
         return None
     call.migrations += 1
-    fields = stream.resume(call.incoming.max_tokens)
+    fields = stream.resume()
     ends = time.monotonic() + settings.migration_wait
     if call.deadline is not None:
         ends = min(ends, call.deadline)
