@@ -32,6 +32,7 @@ class Engine:
     folder: Path
     options: list[str] = field(default_factory=list)
     port: int = 0
+    model: str = "smollm2"
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -47,7 +48,7 @@ class Engine:
         with out.open("wb") as stdout, (self.folder / "log").open("wb") as stderr:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "leadline.cli.main", "serve", "smollm2"),
+                    *(sys.executable, "-m", "leadline.cli.main", "serve", self.model),
                     f"--port={self.port}",
                     *OPTIONS,
                     *self.options,
@@ -91,7 +92,7 @@ class Engine:
 
 
 @contextlib.contextmanager
-def engines(count: int, *options: str) -> Iterator[list[Engine]]:
+def engines(count: int, *options: str, model: str = "smollm2") -> Iterator[list[Engine]]:
     """So many engines, started together."""
     with tempfile.TemporaryDirectory() as folder:
         running = []
@@ -99,7 +100,7 @@ def engines(count: int, *options: str) -> Iterator[list[Engine]]:
             for number in range(count):
                 place = Path(folder, str(number))
                 place.mkdir()
-                engine = Engine(place, list(options))
+                engine = Engine(place, list(options), model=model)
                 engine.start()
                 running.append(engine)
             for engine in running:
