@@ -53,7 +53,7 @@ def completes(server: LiveServer) -> None:
         ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format.type"),
         ({"prompt": "a", "regex": "(unclosed"}, "regex"),
         ({"prompt": "a", "grammar": "start: nowhere"}, "grammar"),
-        ({"prompt": "a", "max_tokens": 1, "resume_token_ids": [5]}, "resume_token_ids"),
+        ({"prompt": "a", "max_tokens": 1, "resume_token_ids": [5, 5]}, "resume_token_ids"),
         ({}, "prompt"),
     ],
 )

@@ -264,11 +264,7 @@ class _Answer:
         logprobs = self._logprobs(delta.logprobs or [])
         wants_ids = bool(self._body.return_token_ids) and bool(delta.token_ids)
         parts = []
-        if (
-            parsed.content
-            or (wants_ids and not parsed.calls)
-            or (logprobs is not None and logprobs.content)
-        ):
+        if parsed.content or (wants_ids and not parsed.calls) or (logprobs is not None and logprobs.content):
             content = ChatDelta(content=parsed.content)
             parts.append(ChatChunkChoice(index=index, delta=content, logprobs=logprobs))
         for call in parsed.calls:
