@@ -7,9 +7,9 @@ alike:
     earlier = processor.take_resumed(request)      # of a resumed request: its first delta
     deltas, aborts = processor.process(output)     # deliver the deltas; send the aborts to the core
 
-The tokens of a resumed request pass through `process` as if the core had just sampled them, so detokenizer and
-stop strings stand where those of the earlier attempt stood, and a stop that its output already satisfies is
-found where that attempt found it. Then the core has nothing to generate and gets no request.
+The tokens of a resumed request pass through `process` as if the core had just sampled them. So detokenizer
+and stop strings have the state that they had in the earlier attempt, and a stop that its output already
+satisfies is found where that attempt found it. Then the core has nothing to generate and gets no request.
 
 Invariants: a choice's text is final once given out; the tokens it reports end with the token that completed
 the stop string or with the stop token; after a delta with a finish_reason nothing more comes of that choice,

@@ -174,8 +174,8 @@ class MovableStream:
 
     def _choice(self, raw: bytes, data: bytes, choice: _Choice) -> bytes:
         ids, delta = choice.token_ids, choice.delta
-        says = choice.text if delta is None else delta.content or delta.tool_calls
-        says = bool(says) or choice.logprobs is not None
+        text = bool(choice.text if delta is None else delta.content or delta.tool_calls)
+        says = text or choice.logprobs is not None
         ends = choice.finish_reason is not None
         # Of a chat the first chunk says the role and nothing else; of a text it may have tokens.
         opens = not (says or ends or ids) if self._chat else not self._opened
