@@ -319,7 +319,7 @@ OPERATOR = Dashboard(
                 Panel(
                     "Acting replicas",
                     "short",
-                    (("acting", f"sum({_O}leading)"),),
+                    (("acting", f"sum({_O}leading)"), ("Redis users", f"max({_O}redis_users_connected)")),
                     "One, but for seconds.",
                     "stat",
                     4,

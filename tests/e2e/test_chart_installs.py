@@ -100,7 +100,8 @@ def test_a_release_installs_upgrades_answers_its_test_and_leaves_nothing(cluster
         ) as seconds:
             print(f"installed and ready in {seconds:.1f} s")
             before = secret(namespace, "r-leadline-redis")
-            assert len(before["password"]) == 32
+            assert {len(password) for password in before.values()} == {32}
+            assert before.keys() == {"gateway-password", "operator-password"}
             cluster.helm("test", "r", "-n", namespace.name, "--timeout", "60s")
             assert_those_who_may_edit_a_namespace_may_make_services_in_it(namespace)
 
@@ -158,7 +159,9 @@ def second_release_is_refused(namespace: Namespace) -> None:
 def test_valkey_answers_whom_it_must_and_nobody_else(cluster: Cluster) -> None:
     with cluster.namespace("chart") as namespace, namespace.release("r", values_here()):
         second_release_is_refused(namespace)
-        host, url = "r-leadline-valkey", secret(namespace, "r-leadline-redis")["url"]
+        host, passwords = "r-leadline-valkey", secret(namespace, "r-leadline-redis")
+        place = f"{host}.{namespace.name}.svc:6379/0"
+        url = f"redis://gateway:{passwords['gateway-password']}@{place}"
         engine = {"serving.leadline.io/service": "x"}
         assert namespace.python("engine", PING, url, labels=engine).strip() == "True"
         with pytest.raises(AssertionError, match=r"(?i)auth"):

@@ -50,7 +50,17 @@ MODES = {
         "valkey": {"enabled": False},
         "externalRedis": {"host": "redis", "tls": True, "passwordSecret": {"name": "mine"}},
     },
-    "password of one's own": {"valkey": {"existingSecret": "mine", "existingSecretKey": "pass"}},
+    "password of one's own": {
+        "valkey": {"existingSecret": "mine", "existingSecretKeys": {"gateway": "g", "operator": "o"}}
+    },
+    "external with users": {
+        "valkey": {"enabled": False},
+        "externalRedis": {"existingSecret": "mine", "adminSecret": {"name": "admin"}},
+    },
+    "external with one user": {
+        "valkey": {"enabled": False},
+        "externalRedis": {"existingSecret": "mine", "enginesSecret": {"name": "engines"}},
+    },
     "autoscaled": {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 3}}},
     "existing secret": {"valkey": {"enabled": False}, "externalRedis": {"existingSecret": "mine"}},
     "no redis": {"valkey": {"enabled": False}},
@@ -141,6 +151,35 @@ def test_no_role_has_a_wildcard_and_none_reads_secrets(cluster: Cluster, tmp_pat
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("mode", "gateway", "operator"),
+    [
+        ("defaults", {"r-leadline-redis/gateway-password"}, {"r-leadline-redis/operator-password"}),
+        ("password of one's own", {"mine/g"}, {"mine/o"}),
+        ("external with users", {"mine/url"}, {"admin/url"}),
+        ("external with one user", {"mine/url"}, {"engines/url"}),
+        ("existing secret", {"mine/url"}, {"mine/url"}),
+        ("no redis", set(), set()),
+    ],
+)
+def test_each_part_is_given_its_own_user_of_redis(
+    cluster: Cluster, tmp_path: Path, mode: str, gateway: set[str], operator: set[str]
+) -> None:
+    def given(name: str) -> set[str]:
+        (spec,) = [spec for one, spec in pods(documents) if one == f"r-leadline-{name}"]
+        named = [
+            one["valueFrom"]["secretKeyRef"]
+            for one in spec["containers"][0].get("env", [])
+            if "valueFrom" in one
+        ]
+        return {f"{one['name']}/{one['key']}" for one in named}
+
+    documents = render(cluster, tmp_path, MODES[mode])
+    assert given("gateway") == gateway
+    assert given("operator") == operator
+
+
+@pytest.mark.cluster
 def test_two_releases_share_no_name_but_that_of_the_crd(cluster: Cluster, tmp_path: Path) -> None:
     first, second = (
         {(one["kind"], one["metadata"]["name"]) for one in render(cluster, tmp_path, {}, name)}
@@ -163,7 +202,22 @@ def test_two_releases_share_no_name_but_that_of_the_crd(cluster: Cluster, tmp_pa
             {"valkey": {"enabled": False}, "externalRedis": {"host": "x", "existingSecret": "y"}},
             "set one of externalRedis.existingSecret, externalRedis.host, not 2",
         ),
-        ({"valkey": {"password": "x", "existingSecret": "y"}}, "not both"),
+        ({"valkey": {"passwords": {"gateway": "x"}, "existingSecret": "y"}}, "not both"),
+        (
+            {
+                "valkey": {"enabled": False},
+                "externalRedis": {
+                    "url": "redis://x:6379",
+                    "adminSecret": {"name": "a"},
+                    "enginesSecret": {"name": "b"},
+                },
+            },
+            "one user for all engines.*not both",
+        ),
+        (
+            {"valkey": {"enabled": False}, "externalRedis": {"adminSecret": {"name": "a"}}},
+            "for the gateway",
+        ),
         ({"gateway": {"autoscaling": {"enabled": True, "minReplicas": 11}}}, "must not be greater"),
         ({"gateway": {"ingress": {"enabled": True}}}, "must name a host"),
         ({"gateway": {"service": {"ipFamilyPolicy": "DualStack"}}}, "ipFamilyPolicy"),

@@ -26,7 +26,10 @@ SECRET = {
     "apiVersion": "v1",
     "kind": "Secret",
     "metadata": {"name": "mine"},
-    "stringData": {"pass": PASSWORD},
+    "stringData": {
+        "pass": PASSWORD,
+        "admin": f"redis://operator:{PASSWORD}@store-leadline-valkey:6379/0",
+    },
 }
 SERVICE = {
     "apiVersion": "serving.leadline.io/v1alpha1",
@@ -35,9 +38,10 @@ SERVICE = {
     "spec": {"model": "smollm2"},
 }
 LONG = "Sailors drop a lead line over the side to learn how deep the water is. " * 10
-KEYS = """
+PUBLISHED = """
 import redis, sys
-print(*sorted(key.decode() for key in redis.Redis.from_url(sys.argv[1]).scan_iter("leadline:*")))
+client, service = redis.Redis.from_url(sys.argv[1]), sys.argv[2]
+print(len(client.hgetall(service + "pods")), len(client.xrange(service + "events")))
 """
 
 
@@ -113,7 +117,7 @@ def test_an_upgrade_under_load_cuts_no_stream_and_leaves_engines_alone(
         store = values_here(
             operator={"enabled": False},
             gateway={"enabled": False},
-            valkey={"existingSecret": "mine", "existingSecretKey": "pass"},
+            valkey={"existingSecret": "mine", "existingSecretKeys": {"gateway": "pass", "operator": "pass"}},
             networkPolicy={"enabled": False},
             crds={"install": False},
         )
@@ -122,7 +126,9 @@ def test_an_upgrade_under_load_cuts_no_stream_and_leaves_engines_alone(
             valkey={"enabled": False},
             externalRedis={
                 "host": "store-leadline-valkey",
+                "username": "gateway",
                 "passwordSecret": {"name": "mine", "key": "pass"},
+                "adminSecret": {"name": "mine", "key": "admin"},
             },
             gateway={"drainSeconds": 150},
         )
@@ -143,11 +149,11 @@ def test_an_upgrade_under_load_cuts_no_stream_and_leaves_engines_alone(
                         model="smollm2", messages=[{"role": "user", "content": LONG}], max_tokens=1
                     )
             told = tell(metrics(namespace, GATEWAY, 8080))
-            keys = namespace.python("keys", KEYS, f"redis://:{PASSWORD}@store-leadline-valkey:6379/0").split()
+            store_url = f"redis://gateway:{PASSWORD}@store-leadline-valkey:6379/0"
             ours = f"leadline:{{{namespace.name}/smollm2}}:"
-            assert {f"{ours}events", f"{ours}pods"} <= set(keys), (
-                "the engine tells of its cache in that Valkey"
-            )
+            reports, batches = map(int, namespace.python("keys", PUBLISHED, store_url, ours).split())
+            assert reports == 1, "the engine reports to that Valkey, with a user of its service"
+            assert batches > 0
             log = namespace.kubectl("logs", "deployment/r-leadline-gateway")
             assert "counting in Redis at redis://store-leadline-valkey:6379/0" in log
             assert PASSWORD not in log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from operator_builders import (
 )
 
 from leadline.operator.observed import Target
-from leadline.operator.plan import plan
+from leadline.operator.plan import Plan, plan
 from leadline.protocol.isvc_types import InferenceServiceSpec
 
 
@@ -613,19 +614,50 @@ def test_only_the_gateway_the_operator_and_monitoring_may_reach_a_pod() -> None:
     assert "NetworkPolicy" not in [one["kind"] for one in off.desired or []]
 
 
-def test_a_redis_url_with_a_password_goes_through_a_secret_and_its_change_starts_pods_anew() -> None:
+def test_the_redis_password_goes_through_a_secret_and_its_change_starts_no_pod_anew() -> None:
     plain = plan_of(settings=replace(SETTINGS, redis_url="redis://valkey:6379"))
     assert environment(plain)["LEADLINE_REDIS_URL"] == "redis://valkey:6379"
-    made = [
-        plan_of(settings=replace(SETTINGS, redis_url=f"redis://:{password}@valkey:6379"))
-        for password in ("s3cret", "0ther")
-    ]
-    reference = {"secretKeyRef": {"name": "qwen-redis", "key": "url"}}
-    assert environment(made[0])["LEADLINE_REDIS_URL"] == reference
-    assert wanted(made[0], "Secret")["stringData"] == {"url": "redis://:s3cret@valkey:6379"}
-    assert "s3cret" not in str([one for one in made[0].desired or [] if one["kind"] != "Secret"])
-    first, second = (wanted(one, "Deployment")["spec"]["template"]["metadata"]["annotations"] for one in made)
-    assert first != second
+    assert "LEADLINE_REDIS_CREDENTIALS" not in environment(plain)
+    for field, url in (
+        ("redis_url", "redis://me:{}@valkey:6379/0"),
+        ("redis_admin_url", "redis://admin:{}@valkey:6379/0"),
+    ):
+        made = [
+            plan_of(settings=replace(SETTINGS, **{field: url.format(word)})) for word in ("s3cret", "0ther")
+        ]
+        assert environment(made[0])["LEADLINE_REDIS_URL"] == "redis://valkey:6379/0"
+        folder = environment(made[0])["LEADLINE_REDIS_CREDENTIALS"]
+        assert {"name": "redis", "mountPath": folder, "readOnly": True} in container(made[0])["volumeMounts"]
+        assert volume(pod_spec(made[0]), "redis")["secret"]["secretName"] == "qwen-redis"
+        assert "s3cret" not in str([one for one in made[0].desired or [] if one["kind"] != "Secret"])
+        templates = [wanted(one, "Deployment")["spec"]["template"] for one in made]
+        assert templates[0] == templates[1], "no pod starts anew"
+        # It is by the Deployment that the Secret is applied again: a Secret is not read back.
+        assert (
+            len(
+                {
+                    wanted(one, "Deployment")["metadata"]["annotations"]["serving.leadline.io/redis-hash"]
+                    for one in made
+                }
+            )
+            == 2
+        )
+
+
+def test_each_service_has_a_redis_user_of_its_own() -> None:
+    settings = replace(SETTINGS, redis_admin_url="redis://admin:s3cret@valkey:6379/0")
+
+    def login(made: Plan) -> list[str]:
+        data = wanted(made, "Secret")["data"]
+        return [base64.b64decode(data[name]).decode() for name in ("username", "password")]
+
+    one = observed()
+    first, again = (login(plan(one, settings)) for _ in range(2))
+    assert first == again, "derived, not drawn: a restart of the operator changes nothing"
+    assert first[0] == "system/leadline-operator:team/qwen"
+    one.service["metadata"]["uid"] = "uid-2"
+    assert login(plan(one, settings))[1] != first[1], "a successor of the same name"
+    assert "s3cret" not in str(first)
 
 
 def test_everything_is_owned_by_the_service_and_nothing_has_a_finalizer() -> None:

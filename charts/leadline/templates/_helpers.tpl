@@ -148,7 +148,7 @@ spec:
 {{- if or .Values.valkey.enabled .Values.externalRedis.url .Values.externalRedis.existingSecret .Values.externalRedis.host }}yes{{ end -}}
 {{- end -}}
 
-{{/* The Secret of this release, with keys url and, for its own Valkey, password. Nothing: there is none. */}}
+{{/* The Secret of this release, with the key url, or for its own Valkey the passwords of its users. Nothing: there is none. */}}
 {{- define "leadline.ownSecret" -}}
 {{- if or (and .Values.valkey.enabled (not .Values.valkey.existingSecret)) (and (not .Values.valkey.enabled) .Values.externalRedis.url) -}}
 {{ include "leadline.fullname" . }}-redis
@@ -167,16 +167,40 @@ spec:
       key: {{ .key }}
 {{- end -}}
 
-{{/* The environment that holds the URL. The kubelet puts a password of its own Secret into it. */}}
+{{/* The variable with the password of a user of our Valkey, gateway or operator. */}}
+{{- define "leadline.valkeyPassword" -}}
+{{- $own := include "leadline.ownSecret" .root -}}
+{{- $key := index .root.Values.valkey.existingSecretKeys .user -}}
+{{- include "leadline.secretEnv" (dict "name" .name "secret" ($own | default .root.Values.valkey.existingSecret) "key" (ternary (printf "%s-password" .user) $key (not (empty $own)))) -}}
+{{- end -}}
+
+{{/* The operator's environment: an administrator's URL, with which it makes a user for each service, or the URL that all
+     engines use. */}}
+{{- define "leadline.operatorRedisEnv" -}}
+{{- $external := .Values.externalRedis -}}
+{{- if .Values.valkey.enabled -}}
+{{ include "leadline.valkeyPassword" (dict "root" . "user" "operator" "name" "REDIS_PASSWORD") }}
+- name: LEADLINE_REDIS_ADMIN_URL
+  value: "redis://operator:$(REDIS_PASSWORD)@{{ include "leadline.valkeyHost" . }}:6379/0"
+{{- else if $external.adminSecret.name -}}
+{{ include "leadline.secretEnv" (dict "name" "LEADLINE_REDIS_ADMIN_URL" "secret" $external.adminSecret.name "key" $external.adminSecret.key) }}
+{{- else if $external.enginesSecret.name -}}
+{{ include "leadline.secretEnv" (dict "name" "LEADLINE_REDIS_URL" "secret" $external.enginesSecret.name "key" $external.enginesSecret.key) }}
+{{- else -}}
+{{ include "leadline.redisEnv" . }}
+{{- end -}}
+{{- end -}}
+
+{{/* The gateway's environment with the URL. The kubelet puts a password of a Secret into it. */}}
 {{- define "leadline.redisEnv" -}}
 {{- $external := .Values.externalRedis -}}
 {{- $url := "LEADLINE_REDIS_URL" -}}
-{{- if include "leadline.ownSecret" . -}}
-{{ include "leadline.secretEnv" (dict "name" $url "secret" (include "leadline.ownSecret" .) "key" "url") }}
-{{- else if .Values.valkey.enabled -}}
-{{ include "leadline.secretEnv" (dict "name" "REDIS_PASSWORD" "secret" .Values.valkey.existingSecret "key" .Values.valkey.existingSecretKey) }}
+{{- if .Values.valkey.enabled -}}
+{{ include "leadline.valkeyPassword" (dict "root" . "user" "gateway" "name" "REDIS_PASSWORD") }}
 - name: {{ $url }}
-  value: "redis://:$(REDIS_PASSWORD)@{{ include "leadline.valkeyHost" . }}:6379/0"
+  value: "redis://gateway:$(REDIS_PASSWORD)@{{ include "leadline.valkeyHost" . }}:6379/0"
+{{- else if include "leadline.ownSecret" . -}}
+{{ include "leadline.secretEnv" (dict "name" $url "secret" (include "leadline.ownSecret" .) "key" "url") }}
 {{- else if $external.existingSecret -}}
 {{ include "leadline.secretEnv" (dict "name" $url "secret" $external.existingSecret "key" $external.existingSecretKey) }}
 {{- else if $external.host -}}
@@ -192,7 +216,7 @@ spec:
 
 {{/* Changes when the Redis that pods talk to changes, without telling a password. */}}
 {{- define "leadline.redisChecksum" -}}
-{{- list .Values.valkey.enabled .Values.valkey.password .Values.valkey.existingSecret .Values.externalRedis | toJson | sha256sum | trunc 16 -}}
+{{- list .Values.valkey.enabled .Values.valkey.passwords .Values.valkey.existingSecret .Values.externalRedis | toJson | sha256sum | trunc 16 -}}
 {{- end -}}
 
 {{- define "leadline.validate" -}}
@@ -206,8 +230,14 @@ spec:
 {{- if gt (len $ways) 1 -}}
 {{- fail (printf "set one of %s, not %d" (join ", " $ways) (len $ways)) -}}
 {{- end -}}
-{{- if and .Values.valkey.password .Values.valkey.existingSecret -}}
-{{- fail "set valkey.password or valkey.existingSecret, not both" -}}
+{{- if and (or .Values.valkey.passwords.gateway .Values.valkey.passwords.operator) .Values.valkey.existingSecret -}}
+{{- fail "set valkey.passwords or valkey.existingSecret, not both" -}}
+{{- end -}}
+{{- if and .Values.externalRedis.adminSecret.name .Values.externalRedis.enginesSecret.name -}}
+{{- fail "set externalRedis.adminSecret (a user for each service) or externalRedis.enginesSecret (one user for all engines), not both" -}}
+{{- end -}}
+{{- if and (or .Values.externalRedis.adminSecret.name .Values.externalRedis.enginesSecret.name) (not $ways) -}}
+{{- fail "externalRedis.adminSecret and externalRedis.enginesSecret are for a Redis of yours: set externalRedis.url, existingSecret or host too, for the gateway" -}}
 {{- end -}}
 {{- include "leadline.onlyOperator" . -}}
 {{- with .Values.gateway.autoscaling -}}

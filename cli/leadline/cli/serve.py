@@ -82,6 +82,11 @@ def _add_publishing_options(parser: argparse.ArgumentParser) -> None:
             "URL",
             "Redis or Valkey to publish to; better given in the environment, for its password",
         ),
+        (
+            "redis-credentials",
+            "FOLDER",
+            "files `username` and `password` for Redis, read at each connection",
+        ),
         ("service", "NAMESPACE/NAME", "the service that this engine is a pod of"),
         ("pod-name", "NAME", "name of this engine within the service; host name and port when left out"),
         (
@@ -133,6 +138,7 @@ def run(args: argparse.Namespace) -> int:
         aliases=aliases(args),
         warmup_prompts=lines_of(args.warmup_file),
         redis_url=_option_or_environment(args, "redis_url"),
+        redis_credentials=_option_or_environment(args, "redis_credentials"),
         service=_option_or_environment(args, "service"),
         pod_name=_option_or_environment(args, "pod_name"),
         advertise_address=_option_or_environment(args, "advertise_address"),

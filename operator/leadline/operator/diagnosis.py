@@ -10,6 +10,7 @@ error by name (`isvc_termination`), or, where the process could not write it, th
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -184,11 +185,9 @@ def _silent_node(pod: dict[str, Any], engine: dict[str, Any]) -> str:
     return f"its node {node} no longer reports: `kubectl describe node {node}`"
 
 
-def lacks_secret(pods: list[dict[str, Any]], name: str) -> bool:
-    """Whether one of `pods` cannot start because there is no Secret of that name."""
-    said = f'secret "{name}" not found'
-    containers = [one for pod in pods for one in pod.get("status", {}).get("containerStatuses") or []]
-    return any(said in one.get("state", {}).get("waiting", {}).get("message", "") for one in containers)
+def lacks_secret(troubles: Iterable[str], name: str) -> bool:
+    """Whether one of the `troubles` of pods is that a Secret of that name is missing."""
+    return any(f'secret "{name}" not found' in one for one in troubles)
 
 
 def is_being_set_up(pod: dict[str, Any]) -> bool:

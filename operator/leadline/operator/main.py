@@ -31,6 +31,7 @@ from leadline.operator.progress import PodProbe
 from leadline.operator.queue import WorkQueue
 from leadline.operator.ranking import Ranker
 from leadline.operator.reconcile import Outcome, Reconciler
+from leadline.operator.redis_users import RedisUsers
 from leadline.operator.scaling import ServiceScaler
 from leadline.operator.served_names import Claims
 from leadline.operator.settings import OperatorSettings
@@ -99,11 +100,13 @@ class Operator:
                 self._claims,
                 self.queue.add,
             )
+            users = RedisUsers(self.store, self.settings, lambda up: self.metrics.redis_users.set(float(up)))
             scaler = ServiceScaler(api, self.store, self.settings, probe)
             tasks = [
                 asyncio.create_task(self._resync_for_ever(api), name="resync"),
                 asyncio.create_task(
-                    self._lead(api, reconciler, (scaler.run, starts.run, troubles.run)), name="lead"
+                    self._lead(api, reconciler, (scaler.run, starts.run, troubles.run, users.run)),
+                    name="lead",
                 ),
             ]
             watching = asyncio.create_task(self._watch(), name="watch")

@@ -43,5 +43,11 @@ class OperatorMetrics:
             "leadline_operator_leading", "1 while this replica acts.", registry=self.registry
         )
 
+        self.redis_users = Gauge(
+            "leadline_operator_redis_users_connected",
+            "1 while the users of services in Redis are maintained; 0 without an administrator's URL.",
+            registry=self.registry,
+        )
+
     def wrote(self, method: str, kind: str) -> None:
         self.writes.labels(method, kind).inc()

@@ -21,7 +21,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Every option may come from the environment: --gateway-url from LEADLINE_OPERATOR_GATEWAY_URL."""
     parser.epilog = (
         "Options may come from the environment: --gateway-url from LEADLINE_OPERATOR_GATEWAY_URL. "
-        "LEADLINE_REDIS_URL is the Redis or Valkey that engines publish to."
+        "LEADLINE_REDIS_URL is the Redis or Valkey that engines publish to. With LEADLINE_REDIS_ADMIN_URL, "
+        "which has the user and password of an administrator, each service gets a user of its own there."
     )
     defaults = OperatorSettings()
     parser.add_argument(
@@ -93,6 +94,7 @@ def settings_of(args: argparse.Namespace) -> OperatorSettings:
     if args.no_leader_election:
         given["leader_elect"] = False
     given.setdefault("redis_url", os.environ.get("LEADLINE_REDIS_URL", ""))
+    given.setdefault("redis_admin_url", os.environ.get("LEADLINE_REDIS_ADMIN_URL", ""))
     if "own_namespace" not in given and _NAMESPACE_FILE.is_file():
         given["own_namespace"] = _NAMESPACE_FILE.read_text(encoding="utf-8").strip()
     settings = OperatorSettings(**given)  # type: ignore[arg-type]
@@ -109,6 +111,10 @@ def settings_of(args: argparse.Namespace) -> OperatorSettings:
         raise LeadlineError(f"port must lie between 0 and 65535, not {settings.port}")
     if not all(settings.namespaces):
         raise LeadlineError("namespace must not be empty: leave it out to look in all namespaces")
+    if (admin := settings.redis_admin_url) and not urlsplit(admin).password:
+        raise LeadlineError(
+            "LEADLINE_REDIS_ADMIN_URL must hold a password: redis://USER:PASSWORD@HOST:PORT/0"
+        )
     url = settings.gateway_url
     if url and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
         raise LeadlineError(f"gateway-url must be http://HOST or https://HOST, not {url!r}")

@@ -245,12 +245,12 @@ class Reconciler:
         refusal = self._refusals.get(key)
         if refusal is not None and not refusal.is_over(wanted):
             return []
-        deploys, pods = any(one["kind"] == "Deployment" for one in chosen), self._store.pods(key)
+        deploys, troubles = any(one["kind"] == "Deployment" for one in chosen), self._troubles(key).values()
         return [
             one
             for one in wanted
             if one in chosen
-            or (one["kind"] == "Secret" and (deploys or lacks_secret(pods, one["metadata"]["name"])))
+            or (one["kind"] == "Secret" and (deploys or lacks_secret(troubles, one["metadata"]["name"])))
         ]
 
     def _writes(self, key: Key, service: Object, made: Plan) -> bool:

@@ -49,7 +49,9 @@ class OperatorSettings:
     """Namespace, or "*" for all others, → beginnings that the names of its services must have; `{namespace}`
     in one stands for the namespace. Namespaces that are not in here may claim any name."""
     redis_url: str = field(default="", repr=False)
-    """Handed to engine pods; one with a password goes through a Secret."""
+    """Where engine pods publish, with one user for all of them if there is a user in it."""
+    redis_admin_url: str = field(default="", repr=False)
+    """The same Redis with an administrator's user and password: each service gets a user of its own there."""
 
     workers: int = 16
     """Reconciles at once."""

@@ -33,7 +33,7 @@ __all__ = ["SERVICE", "LaunchError", "Stack", "StackSettings"]
 
 SERVICE = "local/leadline"
 """In our own Valkey."""
-_OURS = ("REDIS_URL", "SERVICE", "POD_NAME", "POD_UID", "ADVERTISE_ADDRESS")
+_OURS = ("REDIS_URL", "REDIS_CREDENTIALS", "SERVICE", "POD_NAME", "POD_UID", "ADVERTISE_ADDRESS")
 """Variables (LEADLINE_…) of our own environment that are not for the children."""
 _VALKEY_CHECK = 0.5
 _GRACE = 5.0

@@ -77,7 +77,7 @@ class Publisher:
         self.timing = timing or Timing()
         self.counts = PublisherCounts()
         self._log = CacheLog(epoch)
-        self._redis = _client(settings.redis_url, self.timing.timeout)
+        self._redis = _client(settings, self.timing.timeout)
         self._report: Callable[[], LoadReport] | None = None
         self._unsent: deque[EventBatch] = deque()
         self._news = asyncio.Event()
@@ -275,11 +275,12 @@ class Publisher:
             logger.info("publishing to Redis at %s again", redacted(self.settings.redis_url))
 
 
-def _client(url: str, timeout: float) -> Any:
+def _client(settings: PublishSettings, timeout: float) -> Any:
     try:
         from redis.asyncio import Redis
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
+        from redis.credentials import CredentialProvider
     except ImportError:
         raise ConfigError("redis_url needs the package redis: pip install 'redis[hiredis]'") from None
     try:
@@ -289,9 +290,22 @@ def _client(url: str, timeout: float) -> Any:
             "retry": Retry(NoBackoff(), 0),  # the task retries, and knows what must be sent again
             "protocol": 2,
         }
-        return Redis.from_url(url, **options)
+        if (folder := settings.credentials) is not None:
+
+            class Files(CredentialProvider):
+                """Read at each connection: the password may have changed since the last one."""
+
+                def get_credentials(self) -> tuple[str, str]:
+                    username, password = ((folder / name).read_text() for name in ("username", "password"))
+                    return username or "default", password
+
+                async def get_credentials_async(self) -> tuple[str, str]:
+                    return self.get_credentials()
+
+            options["credential_provider"] = Files()
+        return Redis.from_url(settings.redis_url, **options)
     except ValueError:
-        raise ConfigError(f"redis_url cannot be read: {redacted(url)}") from None
+        raise ConfigError(f"redis_url cannot be read: {redacted(settings.redis_url)}") from None
 
 
 def _text(stream_id: bytes | str) -> str:

@@ -7,6 +7,7 @@ import secrets
 import socket
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from leadline.engine.errors import ConfigError
@@ -27,6 +28,8 @@ class PublishSettings:
     keys: ServiceKeys
     pod: str
     address: str
+    credentials: Path | None = None
+    """Folder with the files `username` and `password`, in place of those in the URL."""
 
     @classmethod
     def of(
@@ -38,6 +41,7 @@ class PublishSettings:
         advertise: str | None = None,
         host: str,
         port: int,
+        credentials: str | None = None,
     ) -> PublishSettings:
         """Raises ConfigError naming the setting that is missing or malformed.
 
@@ -45,6 +49,8 @@ class PublishSettings:
         """
         if urlsplit(redis_url).scheme not in _SCHEMES:
             raise ConfigError("redis_url must begin with redis://, rediss:// or unix://")
+        if credentials is not None and "@" in urlsplit(redis_url).netloc:
+            raise ConfigError("redis_url must not hold a user or a password beside redis_credentials")
         namespace, slash, name = (service or "").partition("/")
         if not slash:
             raise ConfigError(f"redis_url needs service as NAMESPACE/NAME, not {service!r}")
@@ -61,7 +67,13 @@ class PublishSettings:
             advertise = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         if not advertise.rpartition(":")[2].isdigit() or not advertise.rpartition(":")[0]:
             raise ConfigError(f"advertise_address must be HOST:PORT, not {advertise!r}")
-        return cls(redis_url, keys, pod or f"{socket.gethostname()}-{port}", advertise)
+        return cls(
+            redis_url,
+            keys,
+            pod or f"{socket.gethostname()}-{port}",
+            advertise,
+            Path(credentials) if credentials else None,
+        )
 
 
 def new_epoch() -> str:

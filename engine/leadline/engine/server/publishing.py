@@ -26,6 +26,7 @@ def publisher_of(settings: ServerSettings, listener: socket.socket) -> Publisher
         advertise=settings.advertise_address,
         host=settings.host,
         port=listener.getsockname()[1],
+        credentials=settings.redis_credentials,
     )
     return Publisher(where, new_epoch())
 

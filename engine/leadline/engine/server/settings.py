@@ -32,7 +32,9 @@ class ServerSettings:
     """Generated (one token each) before /ready turns 200."""
 
     redis_url: str | None = field(default=None, repr=False)
-    """Where cache events and load go; None: nowhere. The next three matter only with it."""
+    """Where cache events and load go; None: nowhere. The next four matter only with it."""
+    redis_credentials: str | None = None
+    """Folder with the files `username` and `password`, read at each connection; None: those in redis_url."""
     service: str | None = None
     """NAMESPACE/NAME of the service that this engine is a pod of."""
     pod_name: str | None = None

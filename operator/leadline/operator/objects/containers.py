@@ -12,7 +12,6 @@ from leadline.operator.names import (
     DOWNLOAD_CONTAINER,
     PORT,
     PORT_NAME,
-    redis_secret_name,
 )
 from leadline.operator.objects.context import ServiceContext
 from leadline.protocol.isvc_termination import TERMINATION_VARIABLE
@@ -24,6 +23,7 @@ PRE_STOP_SECONDS = 5
 _TERMINATION_LOG = "/dev/termination-log"
 """Kubernetes' own default; the kubelet mounts a file there that the container's user may write."""
 _PROBE_SECONDS = 2
+_REDIS_CREDENTIALS = "/etc/leadline-redis"
 
 
 def engine_container(context: ServiceContext) -> dict[str, Any]:
@@ -165,11 +165,10 @@ def _environment(context: ServiceContext) -> list[dict[str, Any]]:
         environment.append({"name": "HF_HUB_OFFLINE", "value": "1"})
     if spec.aliases:
         environment.append({"name": "LEADLINE_ALIASES", "value": ",".join(spec.aliases)})
-    if context.redis_needs_secret:
-        reference = {"name": redis_secret_name(context.name), "key": "url"}
-        environment.append({"name": "LEADLINE_REDIS_URL", "valueFrom": {"secretKeyRef": reference}})
-    elif context.settings.redis_url:
-        environment.append({"name": "LEADLINE_REDIS_URL", "value": context.settings.redis_url})
+    if context.redis_place:
+        environment.append({"name": "LEADLINE_REDIS_URL", "value": context.redis_place})
+    if context.redis_login is not None:
+        environment.append({"name": "LEADLINE_REDIS_CREDENTIALS", "value": _REDIS_CREDENTIALS})
     if context.on_gpu and spec.tensor_parallel > 1:
         # All ranks live in this pod: they meet over loopback, and exchange data over NVLink, PCIe or
         # /dev/shm.
@@ -195,4 +194,6 @@ def _mounts(context: ServiceContext) -> list[dict[str, Any]]:
         mounts.append({"name": "model", "mountPath": "/model", "readOnly": True})
     if context.spec.engine.warmup_prompts:
         mounts.append({"name": "config", "mountPath": "/etc/leadline", "readOnly": True})
+    if context.redis_login is not None:
+        mounts.append({"name": "redis", "mountPath": _REDIS_CREDENTIALS, "readOnly": True})
     return mounts

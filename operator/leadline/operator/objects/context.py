@@ -7,9 +7,9 @@ import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from leadline.operator.names import child_labels, child_name
+from leadline.operator.redis_users import login_of, place_of
 from leadline.operator.settings import OperatorSettings
 from leadline.protocol.isvc import API_VERSION, KIND
 from leadline.protocol.isvc_types import InferenceServiceSpec
@@ -74,8 +74,14 @@ class ServiceContext:
         return cache is not None and cache.claim_name is None and cache.access_mode == "ReadWriteOnce"
 
     @property
-    def redis_needs_secret(self) -> bool:
-        return "@" in urlsplit(self.settings.redis_url).netloc
+    def redis_place(self) -> str:
+        """URL without user and password; empty: there is no Redis."""
+        return place_of(self.settings)
+
+    @property
+    def redis_login(self) -> tuple[str, str] | None:
+        """User and password of this service's engines."""
+        return login_of(self.settings, (self.namespace, self.name), self.uid)
 
     def metadata(self, name: str, **more: Any) -> Object:
         """Of a child in the service's namespace. The owner reference makes Kubernetes delete it with the

@@ -8,20 +8,27 @@ Everything that writes goes to a volume, for the root file system is read-only:
     /dev/shm   shared memory of the ranks, in RAM
     /model     the claim of a pvc:// model, read-only
     /etc/leadline   warm-up prompts
+    /etc/leadline-redis   user and password for Redis, read at each connection
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from leadline.operator.names import CONTAINER, DOWNLOAD_CONTAINER, child_labels, selector_labels
+from leadline.operator.names import (
+    CONTAINER,
+    DOWNLOAD_CONTAINER,
+    child_labels,
+    redis_secret_name,
+    selector_labels,
+)
 from leadline.operator.objects.containers import (
     PRE_STOP_SECONDS,
     download_container,
     engine_container,
     is_downloaded,
 )
-from leadline.operator.objects.context import ServiceContext, digest, secret_digest
+from leadline.operator.objects.context import ServiceContext, digest
 from leadline.operator.objects.support import warmup_text
 from leadline.operator.strategic import strategic_merge
 from leadline.protocol.isvc import label
@@ -76,8 +83,6 @@ def _annotations(context: ServiceContext) -> dict[str, str]:
     annotations = {}
     if text := warmup_text(context):
         annotations[label("warmup-hash")] = digest(text)
-    if context.redis_needs_secret:
-        annotations[label("redis-hash")] = secret_digest(context.settings.redis_url, context.uid)
     return annotations
 
 
@@ -160,4 +165,7 @@ def _volumes(context: ServiceContext) -> list[dict[str, Any]]:
         volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
     if spec.engine.warmup_prompts:
         volumes.append({"name": "config", "configMap": {"name": context.child}})
+    if context.redis_login is not None:
+        secret = {"secretName": redis_secret_name(context.name), "defaultMode": 0o440}
+        volumes.append({"name": "redis", "secret": secret})
     return volumes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 from leadline.operator.names import RETAIN_ANNOTATION, redis_secret_name
 from leadline.operator.objects.context import Object, ServiceContext
 
@@ -31,13 +33,17 @@ def support_objects(context: ServiceContext) -> list[Object]:
                 "data": {"warmup.txt": text},
             }
         )
-    if context.redis_needs_secret:
+    if (login := context.redis_login) is not None:
+        encoded = {
+            name: base64.b64encode(value.encode()).decode()
+            for name, value in zip(("username", "password"), login, strict=True)
+        }
         objects.append(
             {
                 "apiVersion": "v1",
                 "kind": "Secret",
                 "metadata": context.metadata(redis_secret_name(context.name)),
-                "stringData": {"url": context.settings.redis_url},
+                "data": encoded,
             }
         )
     cache = context.spec.cache

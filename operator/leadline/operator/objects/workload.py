@@ -8,13 +8,23 @@ from __future__ import annotations
 from typing import Any
 
 from leadline.operator.names import selector_labels
-from leadline.operator.objects.context import Object, ServiceContext
+from leadline.operator.objects.context import Object, ServiceContext, secret_digest
 from leadline.operator.objects.pod import pod_template
+from leadline.protocol.isvc import label
 
 __all__ = ["workload_objects"]
 
 _SLACK_SECONDS = 600
 """Between the longest start-up that is allowed and the rollout being called stuck: scheduling, image pull."""
+
+
+def _login_digest(context: ServiceContext) -> Object:
+    """An annotation that changes with the Redis password, for a Secret is not read back: it is applied with
+    the Deployment. Not in the template, since pods read the password again at each connection."""
+    login = context.redis_login
+    if login is None:
+        return {}
+    return {"annotations": {label("redis-hash"): secret_digest("\n".join(login), context.uid)}}
 
 
 def workload_objects(context: ServiceContext) -> list[Object]:
@@ -45,7 +55,7 @@ def workload_objects(context: ServiceContext) -> list[Object]:
         {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
-            "metadata": context.metadata(context.child),
+            "metadata": context.metadata(context.child, **_login_digest(context)),
             "spec": spec,
         },
     ]
