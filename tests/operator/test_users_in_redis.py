@@ -85,7 +85,7 @@ async def works(client: Any) -> bool:
 
 async def eventually(ask: Any, seconds: float = 30.0) -> None:
     async with asyncio.timeout(seconds):
-        while not await ask():  # noqa: ASYNC110 (asked of a server)
+        while not await ask():  # noqa: ASYNC110 (a server answers)
             await asyncio.sleep(0.02)
 
 

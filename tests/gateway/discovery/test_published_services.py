@@ -1,5 +1,4 @@
-"""Names and pods are those that the operator has put into the status of an InferenceService, and nobody
-else's."""
+"""Names and pods are those that the operator has put into the status of an InferenceService, no others."""
 
 from __future__ import annotations
 
