@@ -180,6 +180,41 @@ def test_each_part_is_given_its_own_user_of_redis(
 
 
 @pytest.mark.cluster
+def test_the_gateways_metrics_are_not_published_with_its_api(cluster: Cluster, tmp_path: Path) -> None:
+    """They name services and their traffic."""
+    values = {
+        "podMonitor": {"enabled": True},
+        "networkPolicy": {"monitoringNamespace": "monitoring"},
+        "gateway": {
+            "ingress": {"enabled": True, "hosts": ["llm.example.com"]},
+            "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
+        },
+    }
+    documents = render(cluster, tmp_path, values)
+    name = "r-leadline-gateway"
+    assert [port["name"] for port in named(documents, "Service", name)["spec"]["ports"]] == ["http"]
+    ingress = json.dumps(named(documents, "Ingress", name)["spec"])
+    route = json.dumps(named(documents, "HTTPRoute", name)["spec"])
+    assert "metrics" not in ingress + route
+    assert '"name": "http"' in ingress
+    (spec,) = [spec for one, spec in pods(documents) if one == name]
+    ports = {port["name"]: port["containerPort"] for port in spec["containers"][0]["ports"]}
+    (config,) = [
+        yaml.safe_load(one["data"]["gateway.yaml"])
+        for one in documents
+        if one["kind"] == "ConfigMap" and "gateway.yaml" in one["data"]
+    ]
+    assert ports == {"http": config["server"]["port"], "metrics": config["server"]["metrics_port"]}
+    assert named(documents, "PodMonitor", name)["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
+    api, metrics = named(documents, "NetworkPolicy", name)["spec"]["ingress"]
+    assert (api["ports"][0]["port"], "from" in api) == ("http", False)
+    assert metrics["ports"][0]["port"] == "metrics"
+    operator, monitoring = metrics["from"]
+    assert operator["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
+    assert monitoring["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+
+
+@pytest.mark.cluster
 def test_two_releases_share_no_name_but_that_of_the_crd(cluster: Cluster, tmp_path: Path) -> None:
     first, second = (
         {(one["kind"], one["metadata"]["name"]) for one in render(cluster, tmp_path, {}, name)}
@@ -222,6 +257,7 @@ def test_two_releases_share_no_name_but_that_of_the_crd(cluster: Cluster, tmp_pa
         ({"gateway": {"ingress": {"enabled": True}}}, "must name a host"),
         ({"gateway": {"service": {"ipFamilyPolicy": "DualStack"}}}, "ipFamilyPolicy"),
         ({"gateway": {"config": {"server": {"port": 9000}}}}, "set gateway.service.port"),
+        ({"gateway": {"config": {"server": {"metrics_port": 1}}}}, "metrics_port is the chart's"),
         # As in a values file whose lines below a name are comments.
         ({"engine": None}, "missing property 'engine'"),
         ({"gateway": {"image": {"repository": None}}}, "missing property 'repository'"),

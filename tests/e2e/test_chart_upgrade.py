@@ -148,7 +148,7 @@ def test_an_upgrade_under_load_cuts_no_stream_and_leaves_engines_alone(
                     client.chat.completions.create(
                         model="smollm2", messages=[{"role": "user", "content": LONG}], max_tokens=1
                     )
-            told = tell(metrics(namespace, GATEWAY, 8080))
+            told = tell(metrics(namespace, GATEWAY, 9090))
             store_url = f"redis://gateway:{PASSWORD}@store-leadline-valkey:6379/0"
             ours = f"leadline:{{{namespace.name}/smollm2}}:"
             reports, batches = map(int, namespace.python("keys", PUBLISHED, store_url, ours).split())

@@ -248,6 +248,9 @@ spec:
 {{- if hasKey (dig "server" (dict) (.Values.gateway.config | default dict)) "port" -}}
 {{- fail "gateway.config.server.port is the chart's: set gateway.service.port, at which clients find it" -}}
 {{- end -}}
+{{- if hasKey (dig "server" (dict) (.Values.gateway.config | default dict)) "metrics_port" -}}
+{{- fail "gateway.config.server.metrics_port is the chart's: the port `metrics` of the gateway's pods" -}}
+{{- end -}}
 {{- if and .Values.gateway.ingress.enabled (not .Values.gateway.ingress.hosts) -}}
 {{- fail "gateway.ingress.hosts must name a host when gateway.ingress.enabled is true" -}}
 {{- end -}}

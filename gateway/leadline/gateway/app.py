@@ -24,6 +24,7 @@ from leadline.gateway.configured_services import build_table
 from leadline.gateway.errors import NoPods, answer_to, shutting_down, unknown_model
 from leadline.gateway.keys import KeyRing
 from leadline.gateway.metrics import GatewayMetrics
+from leadline.gateway.metrics_port import scrape
 from leadline.gateway.proxy.access_log import AccessLog
 from leadline.gateway.proxy.asgi import Receive, Scope, Send, serve_asgi
 from leadline.gateway.proxy.attempts import Dispatcher
@@ -184,11 +185,11 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
             return _error(NoPods("no service has a pod that takes requests", code="no_pods", retry_after=1))
         return _json(b'{"status":"ready"}')
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        gateway.refresh_metrics()
-        text = await asyncio.to_thread(gateway.metrics.render)
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+    if gateway.config.server.metrics_port is None:
+
+        @app.get("/metrics")
+        async def metrics() -> Response:
+            return Response(await scrape(gateway), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/version")
     async def version() -> Response:

@@ -153,6 +153,9 @@ class ServerConfig(Strict):
     """Address to listen on."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8080
     """Port to listen on; 0 picks a free one."""
+    metrics_port: Annotated[int, Meta(ge=0, le=65535)] | None = None
+    """Separate port for `/metrics`, which the API port then answers with 404; null: `/metrics` on the API
+    port; 0: a free port."""
     workers: AtLeastOne = 1
     """Processes that share the port."""
     max_body_bytes: AtLeastOne = 32 << 20
@@ -231,6 +234,8 @@ class GatewayConfig(Strict):
         self._check_models()
         if self.redis_url and not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
             raise ConfigError("redis_url: must begin with redis://, rediss:// or unix://")
+        if self.server.metrics_port and self.server.metrics_port == self.server.port:
+            raise ConfigError("server.metrics_port: must differ from server.port; leave it out for one port")
         if not self.services and self.discovery.kind == "static":
             raise ConfigError("services: at least one is needed, unless discovery.kind is kubernetes")
         return self

@@ -44,27 +44,48 @@ def serve(config: GatewayConfig, *, log_level: str = "info") -> int:
         find_access(config.discovery.kubeconfig)  # what is missing is said once, not in each worker's stack
     shared = config.server.workers > 1
     held = _bind(config.server.host, config.server.port, reuse_port=shared)
+    metrics = None
+    if config.server.metrics_port is not None:
+        metrics = _bind(config.server.host, config.server.metrics_port, reuse_port=shared)
+        config.server.metrics_port = metrics.getsockname()[1]
+        logger.info("metrics on port %d", config.server.metrics_port)
     host, port = held.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     if not shared:
-        return _serve_one(config, held, address)
-    return _Supervisor(config, host, port, log_level).run(held, address)
+        return _serve_one(config, held, address, metrics)
+    try:
+        return _Supervisor(config, host, port, log_level).run(held, address)
+    finally:
+        if metrics is not None:
+            metrics.close()
 
 
-def _serve_one(config: GatewayConfig, listener: socket.socket, address: str | None) -> int:
+def _serve_one(
+    config: GatewayConfig, listener: socket.socket, address: str | None, metrics: socket.socket | None
+) -> int:
     """One worker, in this process."""
     import uvicorn
 
     from leadline.gateway.app import Gateway
+    from leadline.gateway.metrics_port import MetricsPort
     from leadline.gateway.proxy.server_protocol import ServerProtocol
 
     gateway = Gateway(config)
+    metrics_port = MetricsPort(gateway, metrics) if metrics is not None else None
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
+            if metrics_port is not None and self.started:
+                await metrics_port.start()
             if address is not None and self.started:
                 print(f"Leadline gateway at {address}", flush=True)
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            # Metrics are readable until the last stream has ended.
+            await super().shutdown(sockets)
+            if metrics_port is not None:
+                await metrics_port.stop()
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -193,7 +214,9 @@ def _worker(parent: int, config: GatewayConfig, host: str, port: int, log_level:
     # The parent's own word for its pid: it may be dead before a worker has come this far.
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     _set_up_logging(log_level)
-    sys.exit(_serve_one(config, _bind(host, port, reuse_port=True), None))
+    number = config.server.metrics_port
+    metrics = _bind(config.server.host, number, reuse_port=True) if number is not None else None
+    sys.exit(_serve_one(config, _bind(host, port, reuse_port=True), None, metrics))
 
 
 def _leave_with(parent: int) -> None:

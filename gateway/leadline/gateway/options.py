@@ -20,6 +20,7 @@ __all__ = ["add_options", "config_of"]
 _OPTIONS: list[tuple[str, tuple[str, ...], type, str, str]] = [
     ("--host", ("server", "host"), str, "ADDRESS", "address to listen on (default: all)"),
     ("--port", ("server", "port"), int, "N", "port to listen on (default: 8080)"),
+    ("--metrics-port", ("server", "metrics_port"), int, "N", "separate port for /metrics"),
     ("--workers", ("server", "workers"), int, "N", "processes that share the port (default: 1)"),
     ("--max-body-bytes", ("server", "max_body_bytes"), int, "N", "larger requests are refused with 413"),
     ("--redis-url", ("redis_url",), str, "URL", "Redis or Valkey with cache events; $LEADLINE_REDIS_URL"),

@@ -25,7 +25,8 @@ __all__ = ["Gateways"]
 log = logging.getLogger(__name__)
 
 _PORT = 8080
-_PORT_NAME = "http"
+_PORT_NAMES = ("metrics", "http")
+"""The first that a pod has: `server.metrics_port` of the gateway is optional."""
 
 
 class Gateways:
@@ -65,4 +66,5 @@ class Gateways:
 
 def _port(pod: dict[str, Any]) -> int:
     ports = [port for one in pod["spec"]["containers"] for port in one.get("ports") or []]
-    return next((int(port["containerPort"]) for port in ports if port.get("name") == _PORT_NAME), _PORT)
+    named = {port.get("name"): int(port["containerPort"]) for port in ports}
+    return next((named[name] for name in _PORT_NAMES if name in named), _PORT)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 from gateway_rig import (
     CHAT,
     STREAM,
@@ -244,3 +245,44 @@ async def test_a_worker_leaves_when_its_parent_was_killed(tmp_path: Path) -> Non
         workers = gateway.workers()
         gateway.process.send_signal(signal.SIGKILL)  # one worker may still be starting
         await until(lambda: not any(worker.is_running() for worker in workers), 20)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_metrics_have_a_port_of_their_own_and_the_api_does_not_know_them(
+    tmp_path: Path, workers: int
+) -> None:
+    options = (f"--workers={workers}", "--metrics-port=0")
+    async with (
+        pods(ok) as (pod,),
+        gateway_process(tmp_path, pod.address, *options) as gateway,
+        httpx.AsyncClient() as client,
+    ):
+        await client.post(f"{gateway.url}/v1/chat/completions", json=CHAT)
+        found = re.search(r"metrics on port (\d+)", gateway.log)
+        assert found
+        separate = f"{gateway.url.rpartition(':')[0]}:{found[1]}"
+
+        async def counted() -> str:
+            got = await client.get(f"{separate}/metrics")
+            assert got.headers["content-type"].startswith("text/plain")
+            return got.text
+
+        ends = time.monotonic() + 10
+        while 'leadline_gateway_requests_total{code="200"' not in await counted():
+            assert time.monotonic() < ends, "the worker that counted hands over within a second"
+            await asyncio.sleep(0.05)
+        assert (await client.get(f"{separate}/v1/models")).status_code == 404
+        got = await client.get(f"{gateway.url}/metrics")
+        assert got.status_code == 404
+        assert got.json()["error"]["type"] == "not_found_error"
+        assert (await client.get(f"{gateway.url}/health")).status_code == 200
+
+
+async def test_a_metrics_port_that_is_taken_is_reported_at_the_start(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(AssertionError, match=f"cannot listen on .*{port}"):
+            async with gateway_process(tmp_path, "127.0.0.1:1", f"--metrics-port={port}"):
+                pass
