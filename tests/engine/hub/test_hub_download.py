@@ -20,6 +20,12 @@ FILES = {
     "tokenizer.json": b'{"version": "1.0"}',
     "tokenizer_config.json": b'{"model_max_length": 8}',
     "chat_template.jinja": b"{{ messages }}",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+    "additional_chat_templates/old/tool_use.jinja": b"{{ tools }}",
+    "additional_chat_templates_of_old/tool_use.jinja": b"{{ tools }}",
+    "additional/tokenizer.json": b"{}",
+    "tokenizer/tokenizer.json": b"{}",
+    "tokenizer/additional_chat_templates/rag.jinja": b"{{ documents }}",
     "model-00001-of-00001.safetensors": b"weights",
     "model.safetensors.index.json": b'{"weight_map": {}}',
     "consolidated.safetensors": b"the weights again",
@@ -34,6 +40,11 @@ WANTED = set(FILES) - {
     "pytorch_model.bin",
     "modeling_x.py",
     "README.md",
+    "additional_chat_templates/old/tool_use.jinja",
+    "additional_chat_templates_of_old/tool_use.jinja",
+    "additional/tokenizer.json",
+    "tokenizer/tokenizer.json",
+    "tokenizer/additional_chat_templates/rag.jinja",
 }
 
 WATCH = """
@@ -82,7 +93,8 @@ def test_only_config_tokenizer_and_safetensors_files_are_fetched(tmp_path):
         assert hub.fetched() == WANTED
     assert (model_id, revision) == ("org/name", COMMIT)
     assert path.startswith(str(tmp_path))
-    assert {file.name: file.read_bytes() for file in Path(path).iterdir()} == {
+    files = [file for file in Path(path).rglob("*") if file.is_file()]
+    assert {str(file.relative_to(path)): file.read_bytes() for file in files} == {
         name: FILES[name] for name in WANTED
     }
 

@@ -18,6 +18,8 @@ from leadline.engine.progress import ByteMeter, ReportStage, no_report
 
 __all__ = ["resolve_hub_model"]
 
+_FOLDER = "additional_chat_templates"
+"""Of templates beside the default one; the only folder of a repository that is fetched."""
 _CONFIG_FILES = [
     "config.json",
     "generation_config.json",
@@ -27,11 +29,22 @@ _CONFIG_FILES = [
     "vocab.json",
     "merges.txt",
     "chat_template*",
+    f"{_FOLDER}/*.jinja",
 ]
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
+
+
+def _other_folders_than(name: str) -> list[str]:
+    """Patterns of all files in folders, but those right in the folder `name`. A pattern's * matches / too and
+    there is no pattern for "not this word", so one stands for each letter in which another name differs."""
+    shorter = [f"{name[:length]}/*" for length in range(len(name))]
+    differing = [f"{name[:length]}[!{letter}/]*/*" for length, letter in enumerate(name)]
+    return [*shorter, *differing, f"{name}[!/]*/*", f"{name}/*/*"]
+
+
 # Copies in other formats: folders such as original/ or onnx/, and Mistral's consolidated files beside the
 # sharded ones.
-_IGNORED = ["*/*", "consolidated*"]
+_IGNORED = [*_other_folders_than(_FOLDER), "consolidated*"]
 _PASSING = (408, 429)
 """HTTP statuses below 500 that say nothing of the model: the same request may be answered later."""
 
