@@ -97,6 +97,10 @@ class EngineCore:
         self.config = config.validate()
         self.local = local
         self.model_config = load_model_config(local.path)
+        if unknown := self.model_config.unknown_fields:
+            logger.warning(
+                "config.json sets fields that are not known here and have no effect: %s", ", ".join(unknown)
+            )
         self.runner, self.max_model_len = build_runner(
             config, local, self.model_config, progress=progress, report=report, model=model
         )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from tiny_checkpoints import BASE
 
+from leadline.engine.config import EngineConfig
 from leadline.engine.errors import ModelNotFound, UnsupportedModel
 from leadline.engine.models import load_model_config
+from leadline.engine.runner.build import resolve_context
 
 LLAMA = {**BASE, "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rope_theta": 10000.0}
 
@@ -27,6 +30,10 @@ def qwen2(**changes):
 def moe(**changes):
     shape = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
     return {**BASE, "architectures": ["Qwen3MoeForCausalLM"], **shape, **changes}
+
+
+def phi3(**changes):
+    return {**BASE, "architectures": ["Phi3ForCausalLM"], **changes}
 
 
 def mistral(**changes):
@@ -147,18 +154,24 @@ def test_dynamic_ends_where_its_frequencies_would_change(tmp_path):
         ({**LLAMA, "num_key_value_heads": 4}, "num_attention_heads 6 is no multiple"),
         ({**LLAMA, "head_dim": 7}, "head_dim 7 is odd"),
         ({**LLAMA, "layer_types": ["linear_attention"] * 3}, "layer_types"),
-        ({**LLAMA, "layer_types": ["sliding_attention"] * 3, "sliding_window": 64}, "sliding_window 64"),
-        (mistral(sliding_window=128), "sliding_window 128"),
         (mistral(sliding_window="4096"), "sliding_window must be a positive integer, not '4096'"),
         (qwen2(use_sliding_window=True, max_window_layers="2"), "max_window_layers must be a positive"),
         ({**LLAMA, "layer_types": [["full_attention"]]}, "layer_types must be a list of names"),
         ({**LLAMA, "layer_types": "full_attention"}, "layer_types must be a list of names"),
-        (mistral(max_position_embeddings=8192), "sliding_window 4096"),
-        (qwen2(use_sliding_window=True, max_window_layers=2), "sliding_window 128"),
-        (
-            qwen2(use_sliding_window=True, layer_types=["full_attention"] * 2 + ["sliding_attention"]),
-            "sliding_window 128",
-        ),
+        ({**LLAMA, "is_causal": False}, "is_causal is False"),
+        (qwen2(dual_chunk_attention_config={"chunk_size": 262144}), "dual_chunk_attention_config"),
+        ({**LLAMA, "auto_map": {"AutoModelForCausalLM": "mine.LlamaForCausalLM"}}, "auto_map gives AutoM"),
+        ({**LLAMA, "auto_map": {"AutoConfig": ["mine.Config"]}}, "auto_map gives AutoConfig"),
+        ({**LLAMA, "auto_map": "mine"}, "auto_map must be an object"),
+        ({**LLAMA, "quantization": {"group_size": 64, "bits": 4}}, r"quantization \(unknown\)"),
+        ({**LLAMA, "compression_config": {"quant_method": "sparseml"}}, r"compression_config \(sparseml\)"),
+        ({**LLAMA, "per_layer_config": {"0": {"num_key_value_heads": 1}}}, "per_layer_config"),
+        ({**LLAMA, "final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
+        ({**LLAMA, "embedding_multiplier": 12}, "embedding_multiplier is 12"),
+        ({**LLAMA, "model_type": "mistral"}, "model_type 'mistral' contradicts .* LlamaForCausalLM"),
+        ({**LLAMA, "tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false"),
+        ({**LLAMA, "attention_bias": 1}, "attention_bias must be true or false, not 1"),
+        (phi3(rope_scaling={"type": "yarn", "factor": 4.0}), "rope_type 'yarn' is not supported for Phi3"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(config, field, tmp_path):
@@ -167,18 +180,83 @@ def test_what_is_not_supported_is_refused_by_name(config, field, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "window"),
     [
-        mistral(sliding_window=None),
-        mistral(sliding_window=256),
-        qwen2(use_sliding_window=False),
-        qwen2(use_sliding_window=True, max_window_layers=3),
-        qwen2(use_sliding_window=True, layer_types=["full_attention"] * 3),
-        qwen2(use_sliding_window=True, max_window_layers=0, sliding_window=4096),
+        ({**LLAMA, "layer_types": ["sliding_attention"] * 3, "sliding_window": 64}, 64),
+        (mistral(sliding_window=128), 128),
+        (mistral(max_position_embeddings=8192), 4096),
+        (mistral(sliding_window=None), None),
+        (qwen2(use_sliding_window=True, max_window_layers=2), 128),
+        (
+            qwen2(use_sliding_window=True, layer_types=["full_attention"] * 2 + ["sliding_attention"]),
+            128,
+        ),
+        (qwen2(use_sliding_window=False), None),
+        (qwen2(use_sliding_window=True, max_window_layers=3), None),
+        (qwen2(use_sliding_window=True, layer_types=["full_attention"] * 3), None),
+        (qwen2(use_sliding_window=True, max_window_layers=0, sliding_window=4096), 4096),
+        (moe(use_sliding_window=True, sliding_window=64), 64),
+        (moe(use_sliding_window=True, sliding_window=64, max_window_layers=3), 64),
+        (phi3(sliding_window=200), 200),
     ],
 )
-def test_a_sliding_window_that_hides_nothing_is_accepted(config, tmp_path):
-    assert load_model_config(write(tmp_path, config)).num_layers == 3
+def test_the_sliding_window_of_layers_is_read(config, window, tmp_path):
+    assert load_model_config(write(tmp_path, config)).sliding_window == window
+
+
+@pytest.mark.parametrize(("length", "served"), [(None, False), (129, False), (128, True), (16, True)])
+def test_a_window_is_refused_only_where_it_is_shorter_than_the_context(length, served, tmp_path):
+    model, engine = (
+        load_model_config(write(tmp_path, mistral(sliding_window=128))),
+        EngineConfig(str(tmp_path)),
+    )
+    engine = replace(engine, max_model_len=length)
+    if served:
+        assert resolve_context(engine, model) == length
+        return
+    with pytest.raises(
+        UnsupportedModel, match=f"sliding_window 128 .* {length or 256} .*max_model_len to 128"
+    ):
+        resolve_context(engine, model)
+
+
+def test_a_window_as_long_as_the_context_hides_nothing(tmp_path):
+    model = load_model_config(write(tmp_path, mistral(sliding_window=256)))
+    assert resolve_context(EngineConfig(str(tmp_path)), model) == 256
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {
+            "is_causal": True,
+            "quantization_config": {},
+            "dual_chunk_attention_config": None,
+            "logit_scale": 1.0,
+        },
+        {"auto_map": {"AutoTokenizer": ["tok.Tokenizer", None]}},
+        {"pretraining_tp": 1, "use_cache": True, "attention_dropout": 0.0, "transformers_version": "4.40.0"},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "model_type": "llama"},
+    ],
+)
+def test_fields_that_ask_for_nothing_are_neither_refused_nor_told(harmless, tmp_path):
+    assert load_model_config(write(tmp_path, {**LLAMA, **harmless})).unknown_fields == ()
+
+
+def test_the_code_that_became_an_architecture_may_be_named(tmp_path):
+    code = {
+        "AutoConfig": "configuration_phi3.Phi3Config",
+        "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+    }
+    assert load_model_config(write(tmp_path, phi3(auto_map=code))).family == "phi3"
+
+
+def test_fields_that_nobody_knows_are_listed(tmp_path):
+    odd = {"zeta": 1, "alpha": [2], "nothing": None, "rope_parameters": {"rope_type": "default", "twist": 3}}
+    config = load_model_config(write(tmp_path, {**LLAMA, **odd}))
+    assert config.unknown_fields == ("alpha", "rope_parameters.twist", "zeta")
+    assert load_model_config(write(tmp_path, {**LLAMA, "num_experts": 8})).unknown_fields == ("num_experts",)
+    assert load_model_config(write(tmp_path, moe())).unknown_fields == ()
 
 
 def test_a_folder_without_config_is_no_model(tmp_path):

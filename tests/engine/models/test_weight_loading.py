@@ -108,10 +108,11 @@ def test_buffers_of_old_checkpoints_and_a_copy_of_tied_weights_are_passed_over(t
     reference = build_reference("llama", tie_word_embeddings=True)
     folder = save_reference(reference, tmp_path)
     extra = {
-        "lm_head.weight": torch.zeros(101, 48),
+        "lm_head.weight": reference.lm_head.weight.detach().clone(),
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
     }
     rewrite(folder, lambda tensors: tensors.update(extra))
+    assert load(folder).head.tied
     torch.testing.assert_close(
         logits_of(load(folder), IDS), reference_logits(reference, IDS), atol=2e-4, rtol=1e-4
     )

@@ -16,8 +16,9 @@ from typing import Any
 from leadline.engine.errors import ModelNotFound, UnsupportedModel
 from leadline.engine.models.experts_config import ExpertsConfig, read_experts
 from leadline.engine.models.families import FAMILIES, Family
-from leadline.engine.models.fields import positive
+from leadline.engine.models.fields import flag, positive
 from leadline.engine.models.rope_config import RopeConfig, read_rope
+from leadline.engine.models.unread_fields import refuse_unread, unknown_fields
 
 __all__ = ["GenerationDefaults", "ModelConfig", "RopeConfig", "load_model_config"]
 
@@ -65,6 +66,9 @@ class ModelConfig:
     """Checkpoints have qkv_proj and gate_up_proj, each one tensor."""
     dtype: str
     """The checkpoint's: float32 | float16 | bfloat16."""
+    sliding_window: int | None = None
+    """Tokens that some layer sees at most; None: all. Attention here has no window, so that a longer context
+    is refused (runner/build.py)."""
     unrotated_layers: frozenset[int] = frozenset()
     """Without a rotary embedding."""
     experts: ExpertsConfig | None = None
@@ -73,6 +77,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     """Every id that ends a generation, out of generation_config.json and config.json."""
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+    unknown_fields: tuple[str, ...] = ()
+    """Fields of config.json that are set and that we know nothing of."""
 
     @property
     def max_model_len(self) -> int:
@@ -102,7 +108,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
     architecture, family = _architecture(raw)
     # A default stands in for an absent field only: null has its own meaning (no window, one KV head a head).
     fields = {name: value for name, value in {**family.defaults, **raw}.items() if value is not None}
-    _refuse_quantization(fields)
+    refuse_unread(raw, family.code)
     _refuse_activation(fields)
 
     hidden, heads = positive(fields, "hidden_size"), positive(fields, "num_attention_heads")
@@ -120,8 +126,13 @@ def load_model_config(path: str | Path) -> ModelConfig:
     if head_dim % 2:
         raise UnsupportedModel(f"config.json: head_dim {head_dim} is odd; rotary embedding needs an even one")
     num_layers = positive(fields, "num_hidden_layers")
-    attention_bias = bool(fields.get("attention_bias")) if family.qkv_bias is None else family.qkv_bias
-    config = ModelConfig(
+    attention_bias = flag(fields, "attention_bias") if family.qkv_bias is None else family.qkv_bias
+    rope = read_rope(fields)
+    if family.plain_rope and rope.rope_type != "default":
+        raise UnsupportedModel(
+            f"config.json: rope_type {rope.rope_type!r} is not supported for {architecture}; default is"
+        )
+    return ModelConfig(
         architecture=architecture,
         family=family.name,
         vocab_size=positive(fields, "vocab_size"),
@@ -132,15 +143,16 @@ def load_model_config(path: str | Path) -> ModelConfig:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=_epsilon(fields.get("rms_norm_eps", 1e-6)),
-        rope=read_rope(fields),
+        rope=rope,
         max_position_embeddings=positive(fields, "max_position_embeddings"),
-        tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
+        tie_word_embeddings=flag(fields, "tie_word_embeddings"),
         attention_bias=attention_bias,
         o_bias=attention_bias and family.qkv_bias is None,
-        mlp_bias=bool(fields.get("mlp_bias")) if family.mlp_bias is None else family.mlp_bias,
+        mlp_bias=flag(fields, "mlp_bias") if family.mlp_bias is None else family.mlp_bias,
         qk_norm=family.qk_norm,
         merged=family.merged,
         dtype=_dtype(fields),
+        sliding_window=_sliding_window(fields, family, num_layers),
         unrotated_layers=_unrotated(fields, num_layers) if family.unrotated else frozenset(),
         experts=None if family.experts is None else read_experts(fields, family.experts, num_layers),
         bos_token_id=generation.get("bos_token_id", raw.get("bos_token_id")),
@@ -154,9 +166,8 @@ def load_model_config(path: str | Path) -> ModelConfig:
         generation=GenerationDefaults(
             **{name: generation.get(name) for name in GenerationDefaults.__dataclass_fields__}
         ),
+        unknown_fields=unknown_fields(raw, family.fields),
     )
-    _refuse_sliding_window(fields, family, config)
-    return config
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:
@@ -179,7 +190,13 @@ def _architecture(raw: Mapping[str, Any]) -> tuple[str, Family]:
         raise UnsupportedModel(f"config.json: architectures must be a list of names, not {names!r}")
     for name in names:
         if name in FAMILIES:
-            return name, FAMILIES[name]
+            family, kind = FAMILIES[name], raw.get("model_type")
+            if kind is not None and kind != family.name:
+                raise UnsupportedModel(
+                    f"config.json: model_type {kind!r} contradicts the architecture {name}, which is "
+                    f"{family.name!r}"
+                )
+            return name, family
     supported = ", ".join(FAMILIES)
     if not names:
         raise UnsupportedModel(f"config.json names no architectures; supported are {supported}")
@@ -227,25 +244,14 @@ def _token_ids(sources: Mapping[str, object], vocab_size: int) -> tuple[int, ...
     return tuple(ids)
 
 
-def _refuse_quantization(fields: Mapping[str, Any]) -> None:
-    quantization = fields.get("quantization_config")
-    if quantization:
-        method = (
-            quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-        )
-        raise UnsupportedModel(
-            f"config.json: quantization_config ({method}) is not supported; use the unquantized checkpoint"
-        )
-
-
 def _refuse_activation(fields: Mapping[str, Any]) -> None:
     activation = fields.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedModel(f"config.json: hidden_act {activation!r} is not supported; silu is")
 
 
-def _refuse_sliding_window(fields: Mapping[str, Any], family: Family, config: ModelConfig) -> None:
-    """A window at least as long as the context hides nothing and is accepted."""
+def _sliding_window(fields: Mapping[str, Any], family: Family, num_layers: int) -> int | None:
+    """The window of the layers that have one; None if no layer has."""
     layer_types = fields.get("layer_types") or []
     if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
         raise UnsupportedModel(f"config.json: layer_types must be a list of names, not {layer_types!r}")
@@ -256,16 +262,9 @@ def _refuse_sliding_window(fields: Mapping[str, Any], family: Family, config: Mo
         )
     in_use = family.name in ("mistral", "mixtral", "phi3") or "sliding_attention" in kinds
     if family.window_switch:
-        first = positive(fields, "max_window_layers") if fields.get("max_window_layers") else 0
-        in_use = bool(fields.get("use_sliding_window")) and (
-            "sliding_attention" in kinds if kinds else first < config.num_layers
-        )
-    if not in_use or fields.get("sliding_window") is None:
-        return
-    window = positive(fields, "sliding_window")
-    if window < config.max_model_len:
-        raise UnsupportedModel(
-            f"config.json: sliding_window {window} is less than the context of {config.max_model_len} "
-            "tokens, and sliding-window attention is not supported; a sliding_window of null is, or one as "
-            "long as max_position_embeddings"
-        )
+        in_use = flag(fields, "use_sliding_window")
+        if kinds:
+            in_use = in_use and "sliding_attention" in kinds
+        elif family.window_layers and fields.get("max_window_layers"):
+            in_use = in_use and positive(fields, "max_window_layers") < num_layers
+    return positive(fields, "sliding_window") if in_use and "sliding_window" in fields else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from leadline.engine.errors import UnsupportedModel
-from leadline.engine.models.fields import positive
+from leadline.engine.models.fields import flag, positive
 
 __all__ = ["ExpertNames", "ExpertsConfig", "read_experts"]
 
@@ -59,7 +59,7 @@ def read_experts(fields: Mapping[str, Any], names: ExpertNames, num_layers: int)
         count=count,
         per_token=per_token,
         intermediate_size=positive(fields, names.size),
-        renormalize=bool(fields.get("norm_topk_prob")) if names.renormalize is None else names.renormalize,
+        renormalize=flag(fields, "norm_topk_prob") if names.renormalize is None else names.renormalize,
         dense_layers=frozenset(dense) | {layer for layer in range(num_layers) if (layer + 1) % step},
         names=names,
     )

@@ -23,7 +23,9 @@ class Family:
     qk_norm: bool = False
     """RMSNorm over each query and key head before the rotary embedding."""
     window_switch: bool = False
-    """sliding_window counts only when use_sliding_window is true, on layers from max_window_layers on."""
+    """sliding_window counts only when use_sliding_window is true."""
+    window_layers: bool = False
+    """It counts on layers from max_window_layers on."""
     unrotated: bool = False
     """no_rope_layers has a 0 for each layer without a rotary embedding; without it, every
     no_rope_layer_interval-th is one."""
@@ -31,8 +33,23 @@ class Family:
     """Checkpoints have qkv_proj and gate_up_proj, each one tensor."""
     experts: ExpertNames | None = None
     """Its MLPs are mixtures of experts."""
+    plain_rope: bool = False
+    """The reference implementation knows no rope scaling but longrope, and takes other names for it."""
+    code: frozenset[str] = frozenset()
+    """Classes in auto_map that became this architecture as they are."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of fields that may be absent, as the family's reference implementation has them."""
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Fields of config.json that are read for this family beside those of every one."""
+        names = set(self.defaults)
+        if self.unrotated:
+            names |= {"no_rope_layers", "no_rope_layer_interval"}
+        if self.experts is not None:
+            names |= {*self.experts.counts, self.experts.size, "num_experts_per_tok"}
+            names |= {"mlp_only_layers", "decoder_sparse_step", "norm_topk_prob"}
+        return frozenset(names)
 
 
 FAMILIES: dict[str, Family] = {
@@ -42,6 +59,7 @@ FAMILIES: dict[str, Family] = {
         "qwen2",
         qkv_bias=True,
         window_switch=True,
+        window_layers=True,
         defaults={"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
     ),
     "Qwen3ForCausalLM": Family(
@@ -49,6 +67,7 @@ FAMILIES: dict[str, Family] = {
         qkv_bias=None,
         qk_norm=True,
         window_switch=True,
+        window_layers=True,
         defaults={
             "num_key_value_heads": 32,
             "head_dim": 128,
@@ -69,7 +88,13 @@ FAMILIES: dict[str, Family] = {
             "rope_theta": 2_000_000.0,
         },
     ),
-    "Phi3ForCausalLM": Family("phi3", merged=True),
+    "Phi3ForCausalLM": Family(
+        "phi3",
+        merged=True,
+        plain_rope=True,
+        code=frozenset({"configuration_phi3.Phi3Config", "modeling_phi3.Phi3ForCausalLM"}),
+        defaults={"rms_norm_eps": 1e-5},
+    ),
     "MixtralForCausalLM": Family(
         "mixtral",
         experts=ExpertNames(
@@ -82,7 +107,13 @@ FAMILIES: dict[str, Family] = {
             down="w2",
             renormalize=True,
         ),
-        defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+        defaults={
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1_000_000.0,
+        },
     ),
     "Qwen3MoeForCausalLM": Family(
         "qwen3_moe",
@@ -103,7 +134,6 @@ FAMILIES: dict[str, Family] = {
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
             "sliding_window": 4096,
-            "max_window_layers": 28,
         },
     ),
 }

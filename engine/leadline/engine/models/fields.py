@@ -7,7 +7,7 @@ from typing import Any
 
 from leadline.engine.errors import UnsupportedModel
 
-__all__ = ["positive"]
+__all__ = ["flag", "positive"]
 
 _LARGEST = (1 << 31) - 1
 
@@ -21,4 +21,12 @@ def positive(fields: Mapping[str, Any], name: str, default: int | None = None) -
         raise UnsupportedModel(f"config.json: {name} must be a positive integer, not {value!r}")
     if value > _LARGEST:
         raise UnsupportedModel(f"config.json: {name} {value} is beyond any model's")
+    return value
+
+
+def flag(fields: Mapping[str, Any], name: str) -> bool:
+    """Absent is false. Raises UnsupportedModel naming the field that is neither true nor false."""
+    value = fields.get(name, False)
+    if not isinstance(value, bool):
+        raise UnsupportedModel(f"config.json: {name} must be true or false, not {value!r}")
     return value

@@ -6,9 +6,11 @@ a slice) is then copied over, so that beside the model there is never more than 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,10 @@ from leadline.engine.progress import ByteMeter, ReportStage, no_report
 
 __all__ = ["load_model"]
 
+logger = logging.getLogger("leadline.engine.models")
+
 _DUMMY_STD = 0.02
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def load_model(
@@ -57,15 +62,18 @@ def load_model(
     tp = TensorParallel(tp_rank, tp_size) if collectives is None else collectives
     if collectives is not None:
         tp = dataclasses.replace(collectives, rank=tp_rank, size=tp_size)
+    weights: _Weights | None = None
+    if load_format != "dummy":
+        weights = _Weights(local.path if isinstance(local, LocalModel) else Path(local))
+        config = _tied_as_stored(config, weights)
     with torch.inference_mode():
         model = build_model(
             config, dtype=dtype, device=torch.device(device), tp=tp, max_positions=max_positions
         )
-        if load_format == "dummy":
+        if weights is None:
             _fill_randomly(model, seed)
         else:
-            folder = local.path if isinstance(local, LocalModel) else Path(local)
-            _fill(model, _weight_files(folder), progress and tp_rank == 0, report)
+            _fill(model, weights, progress and tp_rank == 0, report)
         if fp8_kv:
             from leadline.engine.models.kv_scales import fold_kv_scales
 
@@ -95,14 +103,71 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _fill(model: Decoder, files: list[Path], progress: bool, report: ReportStage) -> None:
-    from safetensors import SafetensorError, safe_open
+class _Weights:
+    """The tensors of a folder: which file has each.
+
+    Raises ModelNotFound for files that cannot be read, UnsupportedModel for a tensor that two files have: one
+    would silently win.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.files: dict[Path, list[str]] = {}
+        self.file_of: dict[str, Path] = {}
+        for file in _weight_files(folder):
+            with self.open(file) as tensors:
+                self.files[file] = list(tensors.keys())
+            for name in self.files[file]:
+                if name in self.file_of:
+                    raise UnsupportedModel(
+                        f"tensor {name} is in both {self.file_of[name].name} and {file.name}; remove the "
+                        "files that do not belong to this model"
+                    )
+                self.file_of[name] = file
+
+    @staticmethod
+    @contextlib.contextmanager
+    def open(file: Path) -> Iterator[Any]:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(file, framework="pt", device="cpu") as tensors:
+                yield tensors
+        except SafetensorError as error:
+            raise ModelNotFound(f"{file} cannot be read ({error}); is the download complete?") from error
+
+    def tensor(self, name: str) -> torch.Tensor:
+        with self.open(self.file_of[name]) as tensors:
+            value: torch.Tensor = tensors.get_tensor(name)
+            return value
+
+
+def _tied_as_stored(config: ModelConfig, weights: _Weights) -> ModelConfig:
+    """A head of its own, where config.json ties it to the embedding and the files hold another one. That is
+    what transformers does."""
+    if not config.tie_word_embeddings or not {_EMBEDDING, _HEAD} <= weights.file_of.keys():
+        return config
+    embedding = weights.tensor(_EMBEDDING)
+    if torch.equal(embedding, weights.tensor(_HEAD).to(embedding.dtype)):
+        return config
+    logger.warning(
+        "config.json has tie_word_embeddings, but %s and %s differ: the head is not tied", _EMBEDDING, _HEAD
+    )
+    return dataclasses.replace(config, tie_word_embeddings=False)
+
+
+def _fill(model: Decoder, weights: _Weights, progress: bool, report: ReportStage) -> None:
     from tqdm import tqdm
 
     wanted: dict[str, list[Slot]] = {}
     for name, slot in model.slots():
         wanted.setdefault(name, []).append(slot)
-    missing, unexpected = set(wanted), []
+    ignored: set[str] = set()
+    if model.config.tie_word_embeddings:
+        # One tensor stands for both, under either name.
+        if _EMBEDDING not in weights.file_of and _HEAD in weights.file_of:
+            wanted[_HEAD] = wanted.pop(_EMBEDDING)
+        else:
+            ignored.add(_HEAD)
     total = sum(slot.target.nbytes for slots in wanted.values() for slot in slots)
     meter = ByteMeter("loading weights", total, report)
     with tqdm(
@@ -113,20 +178,20 @@ def _fill(model: Decoder, files: list[Path], progress: bool, report: ReportStage
         desc="loading weights",
         disable=not progress,
     ) as bar:
-        for file in files:
-            try:
-                with safe_open(file, framework="pt", device="cpu") as tensors:
-                    for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                        if name in wanted:
-                            for slot in wanted[name]:
-                                _copy(name, tensors.get_slice(name), slot)
-                                bar.update(slot.target.nbytes)
-                                meter.add(slot.target.nbytes)
-                            missing.discard(name)
-                        elif not _ignorable(name, model.config):
-                            unexpected.append(name)
-            except SafetensorError as error:
-                raise ModelNotFound(f"{file} cannot be read ({error}); is the download complete?") from error
+        for file, names in weights.files.items():
+            with weights.open(file) as tensors:
+                for name in names:
+                    for slot in wanted.get(name, ()):
+                        _copy(name, tensors.get_slice(name), slot)
+                        bar.update(slot.target.nbytes)
+                        meter.add(slot.target.nbytes)
+    # Old checkpoints carry buffers that we compute.
+    unexpected = [
+        name
+        for name in weights.file_of
+        if name not in wanted and name not in ignored and not name.endswith("rotary_emb.inv_freq")
+    ]
+    missing = wanted.keys() - weights.file_of.keys()
     if missing or unexpected:
         parts = [
             f"{kind}: {_some(sorted(names))}"
@@ -152,11 +217,6 @@ def _copy(name: str, source: Any, slot: Slot) -> None:
         return  # this rank's part is padding
     part = slice(slot.start, slot.start + slot.target.shape[slot.dim])
     slot.target.copy_(source[(slice(None),) * slot.dim + (part,)])
-
-
-def _ignorable(name: str, config: ModelConfig) -> bool:
-    """Buffers that old checkpoints carry and we compute, and a second copy of tied weights."""
-    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
 
 
 def _some(names: Iterable[str], most: int = 5) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from leadline.engine.errors import UnsupportedModel
 
-__all__ = ["RopeConfig", "read_rope"]
+__all__ = ["ROPE_FIELDS", "RopeConfig", "read_rope"]
 
 _NEEDED: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -35,6 +35,10 @@ _NUMBERS = (
     "rope_theta",
     "original_max_position_embeddings",
 )
+ROPE_FIELDS = frozenset(
+    {*_NUMBERS, "rope_type", "type", "truncate", "partial_rotary_factor", "mrope_section"}
+)
+"""Fields that are read; mrope_section sets apart axes of images, and a text's positions are equal on all."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,8 +63,11 @@ class RopeConfig:
 
 
 def read_rope(fields: Mapping[str, Any]) -> RopeConfig:
-    """`fields` are config.json's, without nulls. Raises UnsupportedModel naming the field."""
-    name = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
+    """`fields` are config.json's, without nulls. Where both spellings are there, rope_scaling counts, as in
+    transformers, unless it is empty. Raises UnsupportedModel naming the field."""
+    name = (
+        "rope_scaling" if fields.get("rope_scaling") or "rope_parameters" not in fields else "rope_parameters"
+    )
     rope = fields.get(name, {})
     if not isinstance(rope, dict):
         raise UnsupportedModel(f"config.json: {name} must be an object, not {rope!r}")
