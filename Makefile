@@ -67,10 +67,11 @@ e2e: setup ## the tests of tests/e2e on the cluster that KUBECONFIG names
 images: ## build the images and load them into a cluster: CLUSTER=kind, or the directory of cluster tools
 	@tests/e2e/images/load.sh $(CLUSTER)
 
-manifests: setup ## generate the CRD, the plain manifests and the dashboards (needs helm)
+manifests: setup ## generate the CRD, the plain manifests, the dashboards and the values' schema (needs helm)
 	@$(BIN)/python -m leadline.operator.crd
 	@$(BIN)/python manifests/render.py
 	@$(BIN)/python charts/dashboards.py
+	@$(BIN)/python charts/values_schema.py
 
 BENCHMARKS ?= $(filter-out benchmarks/gpu_%,$(shell grep -l '__name__ == "__main__"' benchmarks/*.py))
 

@@ -186,6 +186,12 @@ SERVING = Dashboard(
                     (("stalled", f"sum(rate({_G}stalled_clients_total[$__rate_interval]))"),),
                     "They did not read their answers.",
                 ),
+                Panel(
+                    "Settings file is valid",
+                    "short",
+                    (("valid", f"min({_G}settings_valid)"),),
+                    "0: a gateway runs with older settings than its file has, which it cannot read.",
+                ),
             ),
         ),
     ),

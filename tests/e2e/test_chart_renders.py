@@ -180,6 +180,24 @@ def test_each_part_is_given_its_own_user_of_redis(
 
 
 @pytest.mark.cluster
+def test_other_settings_are_another_configmap(cluster: Cluster, tmp_path: Path) -> None:
+    """So that new pods of an older ReplicaSet find the settings that they began with."""
+
+    def mounted(values: dict[str, Any]) -> str:
+        documents = render(cluster, tmp_path, values)
+        (spec,) = [spec for one, spec in pods(documents) if one == "r-leadline-gateway"]
+        (volume,) = [one for one in spec["volumes"] if one["name"] == "config"]
+        name = str(volume["configMap"]["name"])
+        assert named(documents, "ConfigMap", name)["immutable"] is True
+        return name
+
+    first = mounted({})
+    assert first.startswith("r-leadline-gateway-")
+    assert mounted({"gateway": {"logLevel": "debug"}, "operator": {"replicas": 2}}) == first
+    assert mounted({"gateway": {"config": {"policy": "least-load"}}}) != first
+
+
+@pytest.mark.cluster
 def test_the_gateways_metrics_are_not_published_with_its_api(cluster: Cluster, tmp_path: Path) -> None:
     """They name services and their traffic."""
     values = {
@@ -199,11 +217,7 @@ def test_the_gateways_metrics_are_not_published_with_its_api(cluster: Cluster, t
     assert '"name": "http"' in ingress
     (spec,) = [spec for one, spec in pods(documents) if one == name]
     ports = {port["name"]: port["containerPort"] for port in spec["containers"][0]["ports"]}
-    (config,) = [
-        yaml.safe_load(one["data"]["gateway.yaml"])
-        for one in documents
-        if one["kind"] == "ConfigMap" and "gateway.yaml" in one["data"]
-    ]
+    config = yaml.safe_load(settings_file(documents))
     assert ports == {"http": config["server"]["port"], "metrics": config["server"]["metrics_port"]}
     assert named(documents, "PodMonitor", name)["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
     api, metrics = named(documents, "NetworkPolicy", name)["spec"]["ingress"]
@@ -258,6 +272,10 @@ def test_two_releases_share_no_name_but_that_of_the_crd(cluster: Cluster, tmp_pa
         ({"gateway": {"service": {"ipFamilyPolicy": "DualStack"}}}, "ipFamilyPolicy"),
         ({"gateway": {"config": {"server": {"port": 9000}}}}, "set gateway.service.port"),
         ({"gateway": {"config": {"server": {"metrics_port": 1}}}}, "metrics_port is the chart's"),
+        ({"gateway": {"config": {"polcy": "x"}}}, "/gateway/config.*polcy"),
+        ({"gateway": {"config": {"admission": {"max_queued": -1}}}}, "admission/max_queued"),
+        ({"gateway": {"config": {"services": [{"pods": ["a:1"]}]}}}, "services/0.*name"),
+        ({"gateway": {"config": {"upstream": {"retries": "two"}}}}, "upstream/retries"),
         # As in a values file whose lines below a name are comments.
         ({"engine": None}, "missing property 'engine'"),
         ({"gateway": {"image": {"repository": None}}}, "missing property 'repository'"),
@@ -297,6 +315,12 @@ def test_the_gateways_service_takes_the_addresses_that_are_asked_for(
     assert (
         "ipFamilyPolicy" not in named(render(cluster, tmp_path, {}), "Service", "r-leadline-gateway")["spec"]
     )
+
+
+def settings_file(documents: list[dict[str, Any]]) -> str:
+    """The gateway's settings, out of the one ConfigMap with them."""
+    (made,) = [one for one in documents if one["kind"] == "ConfigMap" and "gateway.yaml" in one["data"]]
+    return str(made["data"]["gateway.yaml"])
 
 
 def named(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
@@ -415,7 +439,7 @@ def test_an_autoscaled_gateway_leaves_its_replicas_to_the_autoscaler(
     assert "replicas" not in deployment["spec"]
     assert deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
     assert named(documents, "PodDisruptionBudget", "r-leadline-gateway")
-    config = yaml.safe_load(named(documents, "ConfigMap", "r-leadline-gateway")["data"]["gateway.yaml"])
+    config = yaml.safe_load(settings_file(documents))
     assert config["limits"]["replicas"] == 10, "a tenth of each limit, where there is no Redis to count in"
     assert config["server"]["host"] == "::", "pods have addresses of IPv4, IPv6 or both"
 
@@ -450,7 +474,7 @@ def test_a_gateway_looks_at_the_services_of_its_releases_operator(
     cluster: Cluster, tmp_path: Path, name: str
 ) -> None:
     documents = render(cluster, tmp_path, {"operator": {"name": name}})
-    config = yaml.safe_load(named(documents, "ConfigMap", "r-leadline-gateway")["data"]["gateway.yaml"])
+    config = yaml.safe_load(settings_file(documents))
     assert config["discovery"]["operator"] == name
     (operator,) = named(documents, "Deployment", "r-leadline-operator")["spec"]["template"]["spec"][
         "containers"

@@ -26,9 +26,6 @@ labels:
   {{- include "leadline.mergedLabels" (dict "below" (dict) "theirs" $theirs "above" (include "leadline.selector" . | fromYaml)) | nindent 2 }}
 annotations:
   leadline.io/redis: {{ include "leadline.redisChecksum" .root }}
-  {{- with .config }}
-  leadline.io/config: {{ . }}
-  {{- end }}
   {{- with merge (dict) ((index .root.Values .component).podAnnotations | default dict) (.root.Values.commonAnnotations | default dict) }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -50,9 +47,10 @@ annotations:
 {{- mergeOverwrite $labels .above | toYaml -}}
 {{- end -}}
 
-{{/* name, namespace, labels and annotations. Takes further "labels" and "annotations", and "suffix" (the component by default). */}}
+{{/* name, namespace, labels and annotations. Takes further "labels" and "annotations", and "suffix" (the component by default)
+     or the whole "name". */}}
 {{- define "leadline.metadata" -}}
-name: {{ include "leadline.fullname" .root }}-{{ .suffix | default .component }}
+name: {{ .name | default (printf "%s-%s" (include "leadline.fullname" .root) (.suffix | default .component)) }}
 namespace: {{ .root.Release.Namespace }}
 labels:
   {{- include "leadline.labels" . | nindent 2 }}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from pathlib import Path
 
@@ -33,12 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.action == "hash-key":
         return _hash_key(args.key_name)
+    from leadline.gateway.config_watch import ConfigFile
     from leadline.gateway.main import serve
     from leadline.gateway.options import config_of
 
     config = config_of(args)
     _find_models(config)
-    return serve(config, log_level=args.log_level)
+    file = ConfigFile(args.config, functools.partial(config_of, args)) if args.config else None
+    return serve(config, log_level=args.log_level, file=file)
 
 
 def _hash_key(name: str) -> int:

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from leadline.gateway.admission.admission import Admission
 from leadline.gateway.background import Background
 from leadline.gateway.config import GatewayConfig
+from leadline.gateway.config_watch import ConfigFile, ConfigWatch
 from leadline.gateway.configured_services import build_table
 from leadline.gateway.errors import NoPods, answer_to, shutting_down, unknown_model
 from leadline.gateway.keys import KeyRing
@@ -91,13 +92,16 @@ class Gateway:
     """Serve it with uvicorn and `ServerProtocol`. `__call__` is the ASGI application of everything but the
     hot path; its lifespan events start and stop all of it."""
 
-    def __init__(self, config: GatewayConfig, settings: ProxySettings | None = None) -> None:
-        """Raises ConfigError; connects to nothing yet."""
+    def __init__(
+        self, config: GatewayConfig, settings: ProxySettings | None = None, *, file: ConfigFile | None = None
+    ) -> None:
+        """`file`: the settings' source, to be watched. Raises ConfigError; connects to nothing yet."""
         self.config = config
         self.settings = settings or proxy_settings(config)
         self.table = build_table(config)
         self.admission = Admission(config.admission)
         self.metrics = GatewayMetrics()
+        self.config_watch = ConfigWatch(file, self.metrics.settings_file) if file is not None else None
         self.keys = KeyRing(config.keys_file or None)
         self.background = Background(self)
         self.draining = False

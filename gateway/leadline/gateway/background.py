@@ -63,6 +63,8 @@ class Background:
         await self._discovery.start()
         self._limits.start()
         self._tasks.append(asyncio.create_task(gateway.keys.watch()))
+        if gateway.config_watch is not None:
+            self._tasks.append(asyncio.create_task(gateway.config_watch.watch()))
         self._tasks.append(asyncio.create_task(self._refresh(dispatcher)))
         return self._limits
 

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 
 from leadline.gateway.config import GatewayConfig
+from leadline.gateway.config_watch import ConfigFile
 from leadline.gateway.errors import ConfigError
 from leadline.protocol.listening import bound_socket, use_many_descriptors
 
@@ -34,8 +35,9 @@ logger = logging.getLogger("leadline.gateway")
 _BACKLOG = 4096
 
 
-def serve(config: GatewayConfig, *, log_level: str = "info") -> int:
-    """Run until SIGTERM or SIGINT; the exit code. Raises ConfigError."""
+def serve(config: GatewayConfig, *, log_level: str = "info", file: ConfigFile | None = None) -> int:
+    """Run until SIGTERM or SIGINT; the exit code. `file`: the settings' source, to be watched. Raises
+    ConfigError."""
     _set_up_logging(log_level)
     use_many_descriptors()
     if config.discovery.kind == "kubernetes":
@@ -52,16 +54,20 @@ def serve(config: GatewayConfig, *, log_level: str = "info") -> int:
     host, port = held.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     if not shared:
-        return _serve_one(config, held, address, metrics)
+        return _serve_one(config, held, address, metrics, file)
     try:
-        return _Supervisor(config, host, port, log_level).run(held, address)
+        return _Supervisor(config, host, port, log_level, file).run(held, address)
     finally:
         if metrics is not None:
             metrics.close()
 
 
 def _serve_one(
-    config: GatewayConfig, listener: socket.socket, address: str | None, metrics: socket.socket | None
+    config: GatewayConfig,
+    listener: socket.socket,
+    address: str | None,
+    metrics: socket.socket | None,
+    file: ConfigFile | None,
 ) -> int:
     """One worker, in this process."""
     import uvicorn
@@ -70,7 +76,7 @@ def _serve_one(
     from leadline.gateway.metrics_port import MetricsPort
     from leadline.gateway.proxy.server_protocol import ServerProtocol
 
-    gateway = Gateway(config)
+    gateway = Gateway(config, file=file)
     metrics_port = MetricsPort(gateway, metrics) if metrics is not None else None
 
     class Server(uvicorn.Server):
@@ -132,8 +138,10 @@ def _serve_one(
 class _Supervisor:
     """Keeps N workers running."""
 
-    def __init__(self, config: GatewayConfig, host: str, port: int, log_level: str) -> None:
-        self._config = config
+    def __init__(
+        self, config: GatewayConfig, host: str, port: int, log_level: str, file: ConfigFile | None
+    ) -> None:
+        self._config, self._file = config, file
         self._host, self._port = host, port
         self._log_level = log_level
         self._stopping = False
@@ -162,7 +170,7 @@ class _Supervisor:
     def _start(self) -> BaseProcess:
         process = self._context.Process(
             target=_worker,
-            args=(os.getpid(), self._config, self._host, self._port, self._log_level),
+            args=(os.getpid(), self._config, self._host, self._port, self._log_level, self._file),
             daemon=False,
         )
         process.start()
@@ -209,14 +217,16 @@ class _Supervisor:
                 worker.join()
 
 
-def _worker(parent: int, config: GatewayConfig, host: str, port: int, log_level: str) -> None:
+def _worker(
+    parent: int, config: GatewayConfig, host: str, port: int, log_level: str, file: ConfigFile | None
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C reaches us too; the parent decides
     # The parent's own word for its pid: it may be dead before a worker has come this far.
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     _set_up_logging(log_level)
     number = config.server.metrics_port
     metrics = _bind(config.server.host, number, reuse_port=True) if number is not None else None
-    sys.exit(_serve_one(config, _bind(host, port, reuse_port=True), None, metrics))
+    sys.exit(_serve_one(config, _bind(host, port, reuse_port=True), None, metrics, file))
 
 
 def _leave_with(parent: int) -> None:

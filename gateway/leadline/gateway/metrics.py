@@ -33,6 +33,13 @@ class GatewayMetrics:
         registry = self.registry = CollectorRegistry()
         own = ["service"]
         prefix = "leadline_gateway_"
+        self._settings_valid = Gauge(
+            f"{prefix}settings_valid",
+            "1: the settings file is valid; 0: it is not, and the settings read before stay in force",
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
+        self._settings_valid.set(1)
         self._requests = Counter(
             f"{prefix}requests_total",
             "Requests by final status",
@@ -153,6 +160,9 @@ class GatewayMetrics:
         for one in self._known.values():
             one.flush()
         self._state.refresh(services, now, waiting or {})
+
+    def settings_file(self, valid: bool) -> None:
+        self._settings_valid.set(int(valid))
 
     def render(self) -> bytes:
         """The text of `GET /metrics`."""

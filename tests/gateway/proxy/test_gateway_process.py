@@ -61,16 +61,27 @@ class Process:
         return found
 
 
-@contextlib.asynccontextmanager
-async def gateway_process(
+def gateway_process(
     folder: Path, address: str, *options: str, before: Callable[[], None] | None = None
+) -> contextlib.AbstractAsyncContextManager[Process]:
+    """For one pod. `before`: runs in the process before it begins."""
+    return _gateway(folder, "--served-name=m", f"--pod={address}", *options, before=before)
+
+
+def gateway_from(folder: Path, file: Path, *options: str) -> contextlib.AbstractAsyncContextManager[Process]:
+    """With a settings file."""
+    return _gateway(folder, f"--config={file}", *options)
+
+
+@contextlib.asynccontextmanager
+async def _gateway(
+    folder: Path, *options: str, before: Callable[[], None] | None = None
 ) -> AsyncIterator[Process]:
-    """`before`: runs in the process before it begins."""
     one = Process(folder)
-    command = ["-m", "leadline.cli.main", "gateway", "--host=127.0.0.1", "--port=0", "--served-name=m"]
+    command = ["-m", "leadline.cli.main", "gateway", "--host=127.0.0.1", "--port=0"]
     with (folder / "out").open("wb") as out, (folder / "log").open("wb") as log:
         one.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, *command, f"--pod={address}", *options),
+            *(sys.executable, *command, *options),
             stdout=out,
             stderr=log,
             preexec_fn=before,
@@ -286,3 +297,35 @@ async def test_a_metrics_port_that_is_taken_is_reported_at_the_start(tmp_path: P
         with pytest.raises(AssertionError, match=f"cannot listen on .*{port}"):
             async with gateway_process(tmp_path, "127.0.0.1:1", f"--metrics-port={port}"):
                 pass
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_settings_file_that_turns_bad_leaves_the_gateway_running_and_shows(
+    tmp_path: Path, workers: int
+) -> None:
+    async with pods(ok) as (pod,):
+        file = tmp_path / "gateway.yaml"
+        good = f"services: [{{name: default/m, served_names: [m], pods: ['{pod.address}']}}]\n"
+        file.write_text(good)
+        async with (
+            gateway_from(tmp_path, file, f"--workers={workers}") as gateway,
+            httpx.AsyncClient() as client,
+        ):
+
+            async def shows(value: str) -> None:
+                ends = time.monotonic() + 20
+                while (
+                    f"leadline_gateway_settings_valid {value}"
+                    not in (await client.get(f"{gateway.url}/metrics")).text
+                ):
+                    assert time.monotonic() < ends
+                    await asyncio.sleep(0.05)
+
+            await shows("1.0")
+            file.write_text(good + "polcy: random\n")
+            await shows("0.0")
+            assert "polcy" in gateway.log
+            got = await client.post(f"{gateway.url}/v1/chat/completions", json=CHAT)
+            assert got.status_code == 200
+            file.write_text(good)
+            await shows("1.0")

@@ -1,6 +1,7 @@
 """The configuration: what is read, what goes over it, and how it says where it is wrong."""
 
 import argparse
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from leadline.gateway.config import split_address
 from leadline.gateway.config_file import read_config
+from leadline.gateway.config_watch import ConfigFile, ConfigWatch
 from leadline.gateway.configured_services import build_table
 from leadline.gateway.errors import ConfigError
 from leadline.gateway.options import add_options, config_of
@@ -144,3 +146,47 @@ def test_secrets_are_not_in_a_repr(tmp_path: Path) -> None:
 def test_addresses_that_are_none_are_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"):
         split_address(address, "x")
+
+
+def test_a_file_that_turns_bad_is_reported_once_and_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "gateway.yaml"
+
+    def write(text: str) -> None:
+        """As the kubelet does it: a new file in place of the old."""
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").rename(file)
+
+    good = "services: [{name: ns/a, pods: ['10.0.0.1:8000']}]\n"
+    write(good)
+    shown: list[bool] = []
+    watch = ConfigWatch(ConfigFile(str(file), functools.partial(read_config, str(file))), shown.append)
+    watch.poll()
+    assert (shown, caplog.messages) == ([], [])
+    for text, problem in (
+        (good + "polcy: random\n", "polcy"),
+        ("services: [", "not YAML"),
+        (good + "policy: [1]\n", "policy"),
+    ):
+        write(text)
+        watch.poll()
+        watch.poll()
+        assert shown.pop() is False
+        assert shown == []
+        message = caplog.messages[-1]
+        assert problem in message
+        assert message.startswith("settings: keeping those that run")
+    file.unlink()
+    watch.poll()
+    assert "cannot be read" in caplog.messages[-1]
+    assert shown.pop() is False
+    caplog.set_level("INFO")
+    write(good)
+    watch.poll()
+    assert shown.pop() is True
+    assert "as it runs" in caplog.messages[-1]
+    write(good + "policy: random\n")
+    watch.poll()
+    assert shown.pop() is True
+    assert "restart the gateway to apply it" in caplog.messages[-1]
