@@ -56,6 +56,34 @@ async def test_the_pod_is_told_when_the_client_leaves_in_mid_stream() -> None:
         await rig.settled()
 
 
+@pytest.mark.parametrize("choices", [1, 2], ids=["a stream that could move", "one that could not"])
+async def test_a_client_that_closes_behind_done_has_its_answer(choices: int) -> None:
+    """As many clients do, without waiting for the end of the chunks: no request that failed."""
+    usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
+
+    async def says_done(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.method == "GET":
+            writer.write(answer(b"{}"))
+            return
+        said = {"choices": [{"index": 0, "delta": {"content": "Hi."}, "finish_reason": "stop"}]}
+        writer.write(STREAM_HEAD)
+        writer.write(chunked(sse(said)) + chunked(sse({"choices": [], "usage": usage})))
+        writer.write(chunked(b"data: [DONE]\n\n"))
+        await writer.drain()
+        await asyncio.Event().wait()
+
+    async with pods(says_done) as (pod,), gateway_to(pod.address) as rig, rig.client() as client:
+        async with client.stream("POST", "/v1/chat/completions", json={**STREAM, "n": choices}) as got:
+            async for line in got.aiter_lines():
+                if line == "data: [DONE]":
+                    break
+        await until(lambda: pod.dropped == 1)
+        await rig.settled()
+        assert await rig.metric("requests_total", code="200") == 1
+        assert await rig.metric("requests_total", code="499") == 0
+        assert await rig.metric("prompt_tokens_total") == 7, "its usage is known"
+
+
 async def test_the_pod_is_told_when_the_client_stops_reading_and_leaves() -> None:
     """The gateway is stuck in writing then, not in reading."""
 

@@ -46,6 +46,8 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     """Prompt tokens that the pod which answered was believed to hold."""
     status: int = 0
     """As the client got it; 499: it left."""
+    delivered: bool = False
+    """The client has left, with all of a stream to its [DONE]: the request did not fail."""
     first_byte_at: float = 0.0
     last_byte_at: float = 0.0
     usage: Usage | None = None

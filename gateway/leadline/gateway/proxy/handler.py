@@ -88,9 +88,10 @@ class ProxyHandler:
         except ClientGone:
             books.status = 499
         except asyncio.CancelledError:
-            books.status = 499
+            delivered = books.call is not None and books.call.delivered
+            books.status = 0 if delivered else 499
             if not exchange.gone:  # the server stops, and its patience has ended
-                books.status = 503
+                books.status = 0 if delivered else 503
                 if not exchange.started:
                     _error_answer(shutting_down(), exchange, books.extra_headers)
                 raise

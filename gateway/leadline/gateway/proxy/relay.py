@@ -113,12 +113,11 @@ async def _stream(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: 
             attempt.failed()
             await _break_off(call, client, f"the pod was lost in mid-stream: {error}")
             return
-    found = _USAGE.findall(tail)
-    if found:
-        try:
-            call.usage = _usages.decode(found[-1])
-        except msgspec.DecodeError:
-            call.usage = None
+    except asyncio.CancelledError:
+        if tail.endswith(event(DONE)):
+            call.delivered, call.usage = True, _usage_in(tail)
+        raise
+    call.usage = _usage_in(tail)
     attempt.close()
     await client.write(splitter.rest, more=False)
 
@@ -173,6 +172,9 @@ async def _pump(
             data = await _next_piece(dispatcher, connection, attempt.pod)
     except UpstreamError as error:
         problem = error
+    except asyncio.CancelledError:
+        call.delivered = stream.done
+        raise
     return None if stream.done else problem
 
 
@@ -254,6 +256,15 @@ def _decorated(call: Call, headers: list[tuple[bytes, bytes]]) -> list[tuple[byt
             headers.append((b"x-leadline-explain", value))
     headers += call.extra_headers
     return headers
+
+
+def _usage_in(tail: bytes) -> Usage | None:
+    """The last usage in the end of a stream."""
+    found = _USAGE.findall(tail)
+    try:
+        return _usages.decode(found[-1]) if found else None
+    except msgspec.DecodeError:
+        return None
 
 
 def _usage_of(body: bytes) -> Usage | None:
