@@ -79,6 +79,8 @@ def test_scale_status_columns_and_short_name() -> None:
     version = crd()["spec"]["versions"][0]
     assert version["subresources"]["scale"]["labelSelectorPath"] == ".status.selector"
     columns = [column["name"].upper() for column in version["additionalPrinterColumns"]]
+    assert version["additionalPrinterColumns"][-1]["priority"] == 1, "for -o wide alone"
+    assert columns.pop() == "MESSAGE"
     assert columns == ["MODEL", "READY", "DESIRED", "TP", "REASON", "URL", "AGE"]
     assert crd()["spec"]["names"]["shortNames"] == ["isvc"]
 

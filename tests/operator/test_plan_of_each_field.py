@@ -482,6 +482,49 @@ def test_a_pod_template_of_another_shape_is_named(patch: Any, sentence: str) -> 
     assert made.desired is None, "what there is stays"
 
 
+@pytest.mark.parametrize(
+    ("model", "patch", "sentence"),
+    [
+        (
+            "smollm2",
+            {"containers": [{"name": "engin", "env": []}]},
+            "containers: 'engin' has no image and is no container of the operator's: did you mean 'engine'?",
+        ),
+        (
+            "smollm2",
+            {"containers": [{"name": "engines", "$patch": "delete"}]},
+            "containers: 'engines' has no image and is no container of the operator's: "
+            "did you mean 'engine'?",
+        ),
+        (
+            "smollm2",
+            {"initContainers": [{"name": "download", "env": []}]},
+            "initContainers: 'download' is there for hf:// models only: 'smollm2' is not downloaded",
+        ),
+        (
+            "hf://a/b",
+            {"containers": [{"name": "download"}]},
+            "containers: 'download' is one of initContainers",
+        ),
+        (
+            "smollm2",
+            {"initContainers": [{"name": "prepare"}]},
+            "initContainers: 'prepare' has no image and is no container of the operator's",
+        ),
+        ("smollm2", {"containers": [{"name": "sidecar", "image": "s:1"}]}, ""),
+        ("hf://a/b", {"initContainers": [{"name": "download", "$patch": "delete"}]}, ""),
+        ("smollm2", {"containers": [{"name": "engine"}], "volumes": [{"name": "x"}]}, ""),
+    ],
+)
+def test_a_mistyped_container_is_named_as_such(model: str, patch: dict[str, Any], sentence: str) -> None:
+    made = plan_of({"model": model, "podTemplate": {"spec": patch}})
+    if not sentence:
+        assert made.desired is not None
+        return
+    assert condition(made)["reason"] == "InvalidSpec"
+    assert condition(made)["message"] == f"podTemplate.spec.{sentence}"
+
+
 def test_a_pod_whose_engine_has_limits_may_be_guaranteed_although_it_downloads() -> None:
     """QoS counts init containers: kubernetes.io/docs/concepts/workloads/pods/pod-qos."""
     made = plan_of(resources({"requests": ALL, "limits": ALL}))

@@ -55,8 +55,18 @@ CONTAINERS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a crash without a word": (
         waiting("CrashLoopBackOff", "", last=ended(139)),
         "CrashLoop",
-        "exit code 139",
+        "exit code 139 (SIGSEGV: a crash in native code)",
     ),
+    "killed from outside": (
+        waiting("CrashLoopBackOff", "", last=ended(137)),
+        "CrashLoop",
+        "exit code 137 (SIGKILL: killed from outside: the node ran out of memory, or the container did not",
+    ),
+    "told to stop": (waiting("CrashLoopBackOff", "", last=ended(143)), "CrashLoop", "143 (SIGTERM: told to"),
+    "a signal of no meaning here": (waiting("CrashLoopBackOff", last=ended(130)), "CrashLoop", "(SIGINT)"),
+    "a signal without a name": (waiting("CrashLoopBackOff", last=ended(160)), "CrashLoop", "(signal 32)"),
+    "no command": (waiting("CrashLoopBackOff", last=ended(127)), "CrashLoop", "its command is not in the"),
+    "a code of the program's": (waiting("CrashLoopBackOff", last=ended(255)), "CrashLoop", "exit code 255"),
     "a crash, and running again": (running(restarts=1, last=ended(1, "boom")), "CrashLoop", "boom"),
     "an end in good order, again and again": (
         waiting("CrashLoopBackOff", "", last=ended(0, reason="Completed")),

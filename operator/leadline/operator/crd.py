@@ -35,6 +35,8 @@ _COLUMNS = (
     ("URL", "string", ".status.url"),
     ("Age", "date", ".metadata.creationTimestamp"),
 )
+_WIDE_COLUMNS = (("Message", "string", f"{_READY}.message"),)
+"""Shown by `kubectl get isvc -o wide` only."""
 
 
 def crd() -> dict[str, Any]:
@@ -72,7 +74,9 @@ def crd() -> dict[str, Any]:
             },
         },
         "additionalPrinterColumns": [
-            {"name": name, "type": kind, "jsonPath": path} for name, kind, path in _COLUMNS
+            {"name": name, "type": kind, "jsonPath": path, **({"priority": priority} if priority else {})}
+            for priority, columns in enumerate((_COLUMNS, _WIDE_COLUMNS))
+            for name, kind, path in columns
         ],
         "schema": {"openAPIV3Schema": schema},
     }

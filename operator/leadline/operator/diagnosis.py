@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from leadline.operator.exit_codes import how_it_ended
 from leadline.operator.names import CONTAINER, DOWNLOAD_CONTAINER
 from leadline.operator.observed import StartReport
 from leadline.protocol.isvc import Reason
@@ -315,7 +316,7 @@ def _diagnose_container(pod: str, container: dict[str, Any]) -> Finding | None:
         return Finding(known, f"{pod}: {_short(said)}; it is tried again", pod)
     if known is not None:
         return Finding(known, f"{pod}: {_short(said)}", pod)
-    text = f"{pod}: {container['name']} ended with exit code {ended.get('exitCode')}"
+    text = f"{pod}: {container['name']} {how_it_ended(int(ended.get('exitCode') or 0))}"
     return Finding(Reason.CRASH_LOOP, f"{text}: {_short(said)}" if said else text, pod)
 
 

@@ -30,6 +30,7 @@ from leadline.operator.conditions import (
 from leadline.operator.names import HASH_ANNOTATION, MANAGED_BY
 from leadline.operator.objects import ServiceContext, network_objects, support_objects, workload_objects
 from leadline.operator.objects.context import digest
+from leadline.operator.objects.pod import mistyped_container
 from leadline.operator.observed import Observed, owned_by_autoscaler, owner_of
 from leadline.operator.settings import OperatorSettings
 from leadline.operator.strategic import misshapen
@@ -100,7 +101,7 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
             "tensorParallel needs accelerators, and this operator's default is the CPU: set accelerator.type "
             "to gpu",
         )
-    if wrong := claim_conflict(claim, spec):
+    if wrong := mistyped_container(context) or claim_conflict(claim, spec):
         return _stuck(observed, Reason.INVALID_SPEC, wrong)
     objects = [*support_objects(context), *network_objects(context), *workload_objects(context)]
     taken = [one for one in objects if _is_foreign(observed, one)]

@@ -13,6 +13,7 @@ Everything that writes goes to a volume, for the root file system is read-only:
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from leadline.operator.names import (
@@ -33,7 +34,7 @@ from leadline.operator.objects.support import warmup_text
 from leadline.operator.strategic import strategic_merge
 from leadline.protocol.isvc import label
 
-__all__ = ["pod_template"]
+__all__ = ["mistyped_container", "pod_template"]
 
 USER = 65532
 """User and group of the container, and group of its volumes. Images must not need another."""
@@ -57,6 +58,31 @@ def pod_template(context: ServiceContext) -> dict[str, Any]:
         metadata["labels"] = {**(metadata.get("labels") or {}), **required}
         _share_resources(template.get("spec") or {})
     return template
+
+
+def mistyped_container(context: ServiceContext) -> str:
+    """A sentence on the first container of the service's patch that is neither one of ours, by its name, nor
+    a whole one, by its image; empty: there is none. Its name is mistyped, most likely."""
+    patch = (context.spec.pod_template or {}).get("spec") or {}
+    ours = {
+        "containers": [CONTAINER],
+        "initContainers": [DOWNLOAD_CONTAINER] if is_downloaded(context.spec.model) else [],
+    }
+    for field, names in ours.items():
+        for item in patch.get(field) or []:
+            name = item.get("name")
+            if name is None or name in names or (item.get("image") and item.get("$patch") != "delete"):
+                continue
+            where = f"podTemplate.spec.{field}: {name!r}"
+            if name == DOWNLOAD_CONTAINER and field == "initContainers":
+                return f"{where} is there for hf:// models only: {context.spec.model!r} is not downloaded"
+            home = next((other for other, known in ours.items() if name in known), "")
+            if home:
+                return f"{where} is one of {home}"
+            near = difflib.get_close_matches(str(name), names, 1) or names
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            return f"{where} has no image and is no container of the operator's{hint}"
+    return ""
 
 
 def _share_resources(pod: dict[str, Any]) -> None:
