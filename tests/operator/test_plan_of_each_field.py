@@ -24,7 +24,7 @@ from operator_builders import (
     wanted,
 )
 
-from leadline.operator.observed import Target
+from leadline.operator.observed import ScalingReport, Target
 from leadline.operator.plan import Plan, plan
 from leadline.protocol.isvc_types import InferenceServiceSpec
 
@@ -631,6 +631,59 @@ def test_replicas_are_left_alone_while_an_autoscaler_scales_the_deployment_itsel
     made = plan_of({"replicas": 3}, children=children, autoscaled=autoscaled)
     assert wanted(made, "Deployment")["spec"].get("replicas") == (None if is_theirs else 3)
     assert made.status["desiredReplicas"] == (5 if is_theirs else 3)
+
+
+AUTOSCALING = {"replicas": 3, "autoscaling": {"min": 2, "max": 4}}
+
+
+def after(reports: list[ScalingReport | None]) -> tuple[dict[str, Any], list[str]]:
+    """The condition Autoscaling once the autoscaler has said all that, and its Events on the way."""
+    status: dict[str, Any] = {}
+    told: list[str] = []
+    for report in reports:
+        seen = observed(AUTOSCALING, children=deployment(3), scaling=report)
+        seen.service["status"] = status
+        made = plan(seen, SETTINGS)
+        status = made.status
+        told += [f"{one.reason}: {one.message}" for one in made.events if "utoscal" in one.message]
+        told += [f"{one.reason}: {one.message}" for one in made.events if "in flight" in one.message]
+    return condition(made, "Autoscaling"), told
+
+
+UP = ScalingReport(True, "2 to 3 replicas: 90 requests in flight, targetConcurrency 32")
+ASIDE = ScalingReport(False, "a HorizontalPodAutoscaler targets it")
+IDLE = ScalingReport(True)
+
+
+@pytest.mark.parametrize(
+    ("reports", "reason", "message", "events"),
+    [
+        ([None], "AutoscalingActive", "2 to 4 replicas, 32 requests in flight each", []),
+        ([None, UP], "AutoscalingActive", UP.message, [f"AutoscalingActive: {UP.message}"]),
+        ([UP, UP, IDLE, None], "AutoscalingActive", UP.message, [f"AutoscalingActive: {UP.message}"]),
+        ([None, ASIDE, None], "SteppedAside", ASIDE.message, [f"SteppedAside: {ASIDE.message}"]),
+        (
+            [ASIDE, IDLE],
+            "AutoscalingActive",
+            "2 to 4 replicas, 32 requests in flight each",
+            [
+                f"SteppedAside: {ASIDE.message}",
+                "AutoscalingActive: 2 to 4 replicas, 32 requests in flight each",
+            ],
+        ),
+    ],
+)
+def test_what_the_autoscaler_does_is_a_condition_and_each_decision_an_event(
+    reports: list[ScalingReport | None], reason: str, message: str, events: list[str]
+) -> None:
+    found, told = after(reports)
+    assert (found["reason"], found["message"]) == (reason, message)
+    assert found["status"] == ("True" if reason == "AutoscalingActive" else "False")
+    assert told == events
+
+
+def test_a_service_without_autoscaling_says_nothing_of_it() -> None:
+    assert "Autoscaling" not in [one["type"] for one in plan_of().status["conditions"]]
 
 
 def test_a_headless_service_with_our_label_leads_gateways_to_the_pods() -> None:

@@ -218,8 +218,19 @@ async def test_autoscaling_steps_aside_for_as_long_as_there_is_an_hpa(
         scales.scaled = []
         server.pods, server.metrics = [serving("gw", "127.0.0.1")], {"127.0.0.1": BUSY}
         try:
-            await ServiceScaler(scales, store, SETTINGS, probe).look()
+            told: list[Any] = []
+            scaler = ServiceScaler(scales, store, SETTINGS, probe, told.append)
+            await scaler.look()
             assert scales.scaled == ([] if aside else [3])
+            report = scaler.report(("team", "qwen"))
+            assert report is not None
+            assert report.active is not aside
+            said = "a HorizontalPodAutoscaler targets" if aside else "2 to 3 replicas: 90 requests in flight"
+            assert report.message.startswith(said)
+            assert set(told) == {("team", "qwen")}
+            before = len(told)
+            await scaler.look()
+            assert len(told) - before == (0 if aside else 1), "what has not changed is not told again"
         finally:
             await scales.close()
 
@@ -232,7 +243,7 @@ class ScaleServer(ApiClient):
 
     scaled: list[int]
 
-    async def scale(self, kind: Kind, namespace: str, name: str, replicas: int) -> None:
+    async def scale(self, kind: Kind, namespace: str, name: str, replicas: int, version: str = "") -> None:
         self.scaled.append(replicas)
 
 

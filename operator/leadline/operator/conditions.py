@@ -6,6 +6,7 @@ Room: operator. Pure.
     ModelAvailable   at least one pod serves
     Progressing      a rollout, a start or a change of scale is under way and can still succeed
     NamesAccepted    every name that the service claims leads clients to it
+    Autoscaling      with `autoscaling`: the operator scales the service; the message has its last decision
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ __all__ = [
     "judge",
     "make_status",
     "refused_names",
+    "said_of",
 ]
 
 _REPLICA_SET = re.compile(r'(?:new replica set|ReplicaSet) "([^"]+)"')
@@ -255,7 +257,7 @@ def make_status(context: ServiceContext, observed: Observed, wanted: int, verdic
         "selector": selector_text(context.name),
         "url": _url(context),
         "servedName": context.served_name,
-        "conditions": _conditions(observed, verdict, generation),
+        "conditions": _stamped(observed, _conclusions(verdict) + _autoscaling(context, observed), generation),
     }
 
 
@@ -271,7 +273,7 @@ def invalid_status(observed: Observed, reason: Reason, message: str) -> dict[str
         "observedGeneration": generation,
         "replicas": len(pods),
         "readyReplicas": sum(map(is_ready, pods)),
-        "conditions": _conditions(observed, verdict, generation),
+        "conditions": _stamped(observed, _conclusions(verdict), generation),
     }
 
 
@@ -282,10 +284,14 @@ def _url(context: ServiceContext) -> str:
     return f"http://{context.child}.{context.namespace}.svc:{PORT}/v1"
 
 
-def _conditions(observed: Observed, verdict: Verdict, generation: int) -> list[dict[str, Any]]:
+_Conclusion = tuple[ConditionType, bool, Reason, str]
+"""Type of a condition, whether it holds, its reason and its message."""
+
+
+def _conclusions(verdict: Verdict) -> tuple[_Conclusion, ...]:
     reason = verdict.reason
     available = Reason.READY if verdict.available else reason
-    wanted = (
+    return (
         (ConditionType.READY, verdict.ready, reason, verdict.message),
         (
             ConditionType.MODEL_AVAILABLE,
@@ -295,12 +301,34 @@ def _conditions(observed: Observed, verdict: Verdict, generation: int) -> list[d
         ),
         (ConditionType.PROGRESSING, verdict.progressing, reason, ""),
     )
-    return _stamped(observed, wanted, generation)
 
 
-def _stamped(
-    observed: Observed, wanted: Iterable[tuple[ConditionType, bool, Reason, str]], generation: int
-) -> list[dict[str, Any]]:
+def _autoscaling(context: ServiceContext, observed: Observed) -> tuple[_Conclusion, ...]:
+    """Nothing without `autoscaling`. The last decision stays until there is another, over restarts too."""
+    scaling, report = context.spec.autoscaling, observed.scaling
+    if scaling is None:
+        return ()
+    said = said_of(observed.service, ConditionType.AUTOSCALING)
+    was_active = said.get("status", "True") == "True"
+    active = was_active if report is None else report.active
+    message = report.message if report is not None else ""
+    if not message and said and active == was_active:
+        message = str(said.get("message", ""))
+    if not message:
+        message = (
+            f"{scaling.min} to {scaling.max} replicas, {scaling.target_concurrency} requests in flight each"
+        )
+    reason = Reason.AUTOSCALING_ACTIVE if active else Reason.STEPPED_ASIDE
+    return ((ConditionType.AUTOSCALING, active, reason, message),)
+
+
+def said_of(service: dict[str, Any], kind: ConditionType) -> dict[str, Any]:
+    """The condition of that type that the service has; empty: none."""
+    conditions = (service.get("status") or {}).get("conditions") or []
+    return next((one for one in conditions if one.get("type") == kind), {})
+
+
+def _stamped(observed: Observed, wanted: Iterable[_Conclusion], generation: int) -> list[dict[str, Any]]:
     """Conditions as the API has them; `lastTransitionTime` moves only with the status."""
     before = {one.get("type"): one for one in (observed.service.get("status") or {}).get("conditions") or []}
     now = observed.now.strftime("%Y-%m-%dT%H:%M:%SZ")

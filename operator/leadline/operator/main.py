@@ -90,6 +90,7 @@ class Operator:
             await self._first_sync(api)
             starts = StartWatcher(self.store, probe, self.queue.add, self.settings.looks_at)
             troubles = TroubleWatcher(api, self.store, self.queue.add, self.settings.looks_at)
+            scaler = ServiceScaler(api, self.store, self.settings, probe, self.queue.add)
             reconciler = Reconciler(
                 api,
                 self.store,
@@ -99,9 +100,9 @@ class Operator:
                 troubles.of,
                 self._claims,
                 self.queue.add,
+                scaler.report,
             )
             users = RedisUsers(self.store, self.settings, lambda up: self.metrics.redis_users.set(float(up)))
-            scaler = ServiceScaler(api, self.store, self.settings, probe)
             tasks = [
                 asyncio.create_task(self._resync_for_ever(api), name="resync"),
                 asyncio.create_task(

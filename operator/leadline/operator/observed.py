@@ -10,6 +10,7 @@ from leadline.operator.served_names import Names
 
 __all__ = [
     "Observed",
+    "ScalingReport",
     "StartReport",
     "Target",
     "active_pods",
@@ -42,6 +43,16 @@ class StartReport:
     detail: str = ""
 
 
+@dataclass(slots=True, frozen=True)
+class ScalingReport:
+    """What the built-in autoscaler does for a service."""
+
+    active: bool
+    """False: it steps aside."""
+    message: str = ""
+    """Its last decision, or why it steps aside; empty: it has decided nothing since this process began."""
+
+
 @dataclass(slots=True)
 class Observed:
     service: dict[str, Any]
@@ -60,6 +71,8 @@ class Observed:
     """Pod uid → what Events say is in its way, of pods that stand before their containers can start."""
     names: Names = field(default_factory=Names)
     """Names for clients that the service has, and those that it claims and does not have."""
+    scaling: ScalingReport | None = None
+    """Of a service with `autoscaling`; None: the autoscaler has not looked at it yet."""
     refusal: str = ""
     """What the API server said when it refused one of the objects that are wanted."""
 

@@ -26,6 +26,7 @@ from leadline.operator.conditions import (
     judge,
     make_status,
     refused_names,
+    said_of,
 )
 from leadline.operator.names import HASH_ANNOTATION, MANAGED_BY
 from leadline.operator.objects import ServiceContext, network_objects, support_objects, workload_objects
@@ -129,7 +130,7 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
     if retained is not None:
         verdict = replace(verdict, message=f"{verdict.message}; {words_of_retained(retained)}")
     status = make_status(context, observed, wanted, verdict)
-    events = _events(observed, verdict.reason, verdict.message)
+    events = _events(observed, verdict.reason, verdict.message) + _scaling_events(observed, status)
     if is_too_early(observed, verdict, wanted):
         # What was said of the generation before stands, as that.
         said = observed.service["status"]
@@ -161,21 +162,26 @@ def _name_events(observed: Observed) -> list[Event]:
     if not observed.names.refused:
         return []
     reason, message = refused_names(observed)
-    if _condition(observed, ConditionType.NAMES_ACCEPTED).get("message") == message:
+    if said_of(observed.service, ConditionType.NAMES_ACCEPTED).get("message") == message:
         return []
     return [Event(True, str(reason), message)]
 
 
-def _condition(observed: Observed, kind: ConditionType) -> Object:
-    conditions = (observed.service.get("status") or {}).get("conditions") or []
-    return next((one for one in conditions if one.get("type") == kind), {})
-
-
 def _events(observed: Observed, reason: Reason, message: str) -> list[Event]:
     """One when the reason of Ready changes, none while it stays."""
-    if _condition(observed, ConditionType.READY).get("reason") == str(reason):
+    if said_of(observed.service, ConditionType.READY).get("reason") == str(reason):
         return []
     return [Event(reason not in _NORMAL, str(reason), message)]
+
+
+def _scaling_events(observed: Observed, status: Object) -> list[Event]:
+    """One for each decision of the autoscaler, and when it steps aside or resumes."""
+    said = said_of(observed.service, ConditionType.AUTOSCALING)
+    says = said_of({"status": status}, ConditionType.AUTOSCALING)
+    decided = bool(observed.scaling is not None and observed.scaling.message)
+    if not says or says.get("message") == said.get("message") or not (said or decided):
+        return []
+    return [Event(False, str(says["reason"]), str(says["message"]))]
 
 
 def _is_foreign(observed: Observed, wanted: Object) -> bool:

@@ -25,6 +25,7 @@ from leadline.operator.names import HASH_ANNOTATION, child_name
 from leadline.operator.objects.context import digest
 from leadline.operator.observed import (
     Observed,
+    ScalingReport,
     StartReport,
     Target,
     owned_by_autoscaler,
@@ -79,14 +80,15 @@ class Reconciler:
         troubles: Callable[[Key], dict[str, str]] = lambda key: {},
         claims: Claims | None = None,
         affects: Callable[[Key], None] = lambda key: None,
+        scaling: Callable[[Key], ScalingReport | None] = lambda key: None,
     ) -> None:
         """`reports(pods)`: how far those of them are that start, by uid, as far as is known. `troubles(key)`:
         what is in the way of a service's pods, by uid. `claims`: the names of all services in the store.
         `affects(key)` is called for services whose names may be decided otherwise after a change of
-        another."""
+        another. `scaling(key)`: what the autoscaler does for a service."""
         self._claims, self._affects = claims or Claims(), affects
         self._api, self._store, self._settings = api, store, settings
-        self._reports, self._troubles = reports, troubles
+        self._reports, self._troubles, self._scaling = reports, troubles, scaling
         self._ranker, self._hpas = ranker, Hpas(api)
         self._autoscaled: dict[Key, frozenset[Target] | None] = {}
         """Of services that are being looked at."""
@@ -213,6 +215,7 @@ class Reconciler:
                 self._autoscaled.get(key),
                 self._troubles(key),
                 self._names(key, service),
+                self._scaling(key),
                 self._refusals[key].message if key in self._refusals else "",
             ),
             self._settings,

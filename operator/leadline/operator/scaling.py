@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
+from collections.abc import Callable
 
 import aiohttp
 import msgspec
 
 from leadline.operator.api import ApiClient, ApiError
 from leadline.operator.autoscaler import Scaler
-from leadline.operator.demand import GatewayView, gateway_counts, of_gateway, of_pods, parse_in_flight
+from leadline.operator.demand import Demand, GatewayView, gateway_counts, of_gateway, of_pods, parse_in_flight
 from leadline.operator.diagnosis import is_ready
 from leadline.operator.gateways import Gateways
 from leadline.operator.hpas import Hpas
 from leadline.operator.kinds import SERVICE
 from leadline.operator.names import child_name
-from leadline.operator.observed import Target, active_pods, was_autoscaled
+from leadline.operator.observed import ScalingReport, Target, active_pods, was_autoscaled
 from leadline.operator.progress import PodProbe
 from leadline.operator.settings import OperatorSettings
 from leadline.operator.store import Key, Store
@@ -34,11 +36,45 @@ __all__ = ["ServiceScaler"]
 log = logging.getLogger(__name__)
 
 
+_STEPS_ASIDE = (
+    "a HorizontalPodAutoscaler targets the service or its Deployment (`kubectl get hpa`): autoscaling "
+    "resumes when it is gone"
+)
+
+
+def _decision(before: int, after: int, demand: Demand | None, limits: Autoscaling) -> str:
+    """A decision of the autoscaler in a line."""
+    scaled = f"{before} to {after} replicas"
+    if demand is None:
+        return f"{scaled}: within min {limits.min} and max {limits.max}"
+    if demand.low == demand.high:
+        known = f"{demand.low:g}"
+    else:
+        known = (
+            f"at least {demand.low:g}" if math.isinf(demand.high) else f"{demand.low:g} to {demand.high:g}"
+        )
+    return f"{scaled}: {known} requests in flight, targetConcurrency {limits.target_concurrency}"
+
+
 class ServiceScaler:
-    def __init__(self, api: ApiClient, store: Store, settings: OperatorSettings, probe: PodProbe) -> None:
+    def __init__(
+        self,
+        api: ApiClient,
+        store: Store,
+        settings: OperatorSettings,
+        probe: PodProbe,
+        changed: Callable[[Key], None] = lambda key: None,
+    ) -> None:
+        """`changed(service)` is called when its report is another."""
+        self._changed = changed
+        self._reports: dict[Key, ScalingReport] = {}
         self._api, self._store, self._settings, self._probe = api, store, settings, probe
         self._gateways, self._hpas = Gateways(api, settings, probe), Hpas(api)
         self._scalers: dict[Key, Scaler] = {}
+
+    def report(self, key: Key) -> ScalingReport | None:
+        """What is to be said of the scaling of a service; None: it has not been looked at."""
+        return self._reports.get(key)
 
     async def run(self) -> None:
         while True:
@@ -50,10 +86,22 @@ class ServiceScaler:
         scaled = {key: found for key in self._store.services() if (found := self._scaled(key))}
         if scaled:
             autoscaled = await self._hpas.targets(self._settings.namespaces or ("",))
-            scaled = {key: found for key, found in scaled.items() if not self._is_elsewhere(key, autoscaled)}
+            elsewhere = {key for key in scaled if self._is_elsewhere(key, autoscaled)}
+            self._reports = {key: one for key, one in self._reports.items() if key in scaled}
+            for key in scaled:
+                if autoscaled is not None or key not in self._reports:
+                    self._note(key, key not in elsewhere)
+            scaled = {key: found for key, found in scaled.items() if key not in elsewhere}
         self._scalers = {key: self._scalers.get(key, Scaler()) for key in scaled}
         views = await self._gateways.views() if scaled else []
         await asyncio.gather(*(self._look(key, *found, views) for key, found in scaled.items()))
+
+    def _note(self, key: Key, active: bool) -> None:
+        """Keep whether the service is ours to scale, with the last decision where it was."""
+        before = self._reports.get(key)
+        if before is None or before.active != active:
+            self._reports[key] = ScalingReport(active, "" if active else _STEPS_ASIDE)
+            self._changed(key)
 
     def _scaled(self, key: Key) -> tuple[Autoscaling, int] | None:
         """Limits and present replicas of a service with `autoscaling` that this operator looks at. None while
@@ -99,9 +147,14 @@ class ServiceScaler:
         if decided == replicas:
             return
         log.info("%s: %d → %d replicas; in flight: %s", name, replicas, decided, demand)
+        before = self._reports.get(key)
+        # Before the request: the watch tells of the new number as soon as the server has it.
+        self._reports[key] = ScalingReport(True, _decision(replicas, decided, demand, limits))
         try:
             await self._api.scale(SERVICE, *key, decided)
+            self._changed(key)
         except (ApiError, aiohttp.ClientError, TimeoutError) as error:
+            self._reports[key] = before or ScalingReport(True)
             log.warning("%s/%s: cannot be scaled: %s", *key, str(error) or type(error).__name__)
 
     async def _loads(self, key: Key) -> list[float | None]:

@@ -52,6 +52,8 @@ class ConditionType(StrEnum):
     MODEL_AVAILABLE = "ModelAvailable"
     PROGRESSING = "Progressing"
     NAMES_ACCEPTED = "NamesAccepted"
+    AUTOSCALING = "Autoscaling"
+    """Of services with `autoscaling` alone."""
 
 
 class Reason(StrEnum):
@@ -83,3 +85,5 @@ class Reason(StrEnum):
     NAME_NOT_ALLOWED = "NameNotAllowed"
     NAMES_ACCEPTED = "NamesAccepted"
     APPLY_REFUSED = "ApplyRefused"
+    AUTOSCALING_ACTIVE = "AutoscalingActive"
+    STEPPED_ASIDE = "SteppedAside"

@@ -258,7 +258,8 @@ class InferenceServiceStatus(SpecObject, kw_only=True):
     conditions: Annotated[
         list[Condition],
         Meta(
-            description="Ready, ModelAvailable, Progressing, NamesAccepted (docs/troubleshooting.md).",
+            description="Ready, ModelAvailable, Progressing, NamesAccepted, with autoscaling Autoscaling "
+            "(docs/troubleshooting.md).",
             extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         ),
     ] = field(default_factory=list)
