@@ -163,7 +163,7 @@ def test_any_other_prompt_is_an_error_at_prompt(prompt):
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": 2.5}, "temperature"),
         ({"temperature": -0.1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"min_p": 2}, "min_p"),
@@ -172,22 +172,26 @@ def test_any_other_prompt_is_an_error_at_prompt(prompt):
         ({"frequency_penalty": -2.1}, "frequency_penalty"),
         ({"n": 0}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"max_tokens": 1e300}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),
         ({"top_logprobs": -1}, "top_logprobs"),
         ({"seed": 2**63}, "seed"),
         ({"stop": [1]}, "stop[0]"),
-        ({"stop": ""}, "stop"),
+        ({"stop": [""]}, "stop[0]"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
-        ({"logit_bias": {"1": 101}}, "logit_bias[...]"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"priority_class": "urgent"}, "priority_class"),
         ({"queue_timeout": -1}, "queue_timeout"),
         ({"deadline": 0}, "deadline"),
@@ -204,7 +208,7 @@ def test_a_wrong_value_is_an_error_that_names_the_field(fields, param):
 def test_only_text_completions_may_ask_for_no_tokens():
     assert completion(max_tokens=0, echo=True).max_tokens == 0
     with pytest.raises(InvalidBody, match="max_tokens"):
-        completion(max_tokens=-1)
+        completion(max_tokens=-2)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +229,98 @@ def test_only_text_completions_may_ask_for_no_tokens():
 def test_a_body_that_is_not_a_json_object_is_an_error(body):
     with pytest.raises(InvalidBody):
         decode_body(body, ChatCompletionRequest)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (rb'{"prompt": "a\ud800"}', r"holds \ud800, half of a surrogate pair"),
+        (rb'{"prompt": "\udc01 b"}', r"holds \udc01, half of a surrogate pair"),
+        (rb'{"prompt": "\\ud800', "truncated"),
+        (rb'{"prompt": "\ud83d\ude00', "truncated"),
+        (b" \n", "the body is empty"),
+    ],
+)
+def test_what_is_no_json_is_told_as_it_is(body, words):
+    """The decoder itself calls a text that ends in half a pair truncated."""
+    with pytest.raises(InvalidBody) as caught:
+        decode_body(body, CompletionRequest)
+    assert words in caught.value.message
+
+
+IMAGE = [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"logit_bias": {"5": 1, "not_a_token_id": 1}}, "'not_a_token_id'"),
+        ({"logit_bias": {"5": 1, "7": 101}}, "'7': 101"),
+        ({"n": 0}, "got 0"),
+        ({"n": "three"}, "'three'"),
+        ({"n": 1.5}, "1.5"),
+        ({"temperature": 9}, "got 9"),
+        ({"n": "x" * 1000}, "…"),
+        ({"messages": [{"role": "user", "content": IMAGE}]}, "'image_url', but this server takes text only"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+            "'input_audio', but this server takes text only",
+        ),
+    ],
+)
+def test_an_error_names_the_value_at_fault(fields, words):
+    with pytest.raises(InvalidBody) as caught:
+        chat(**fields)
+    assert words in caught.value.message
+    assert len(caught.value.message) < 200
+
+
+def test_whole_numbers_may_be_written_with_a_point():
+    request = chat(
+        max_tokens=3.0, n=2.0, seed=1e3, top_k=40.0, stop_token_ids=[1.0, 2.0], logit_bias={"7": 1}
+    )
+    assert (request.max_tokens, request.n, request.seed, request.top_k) == (3, 2, 1000, 40)
+    assert (request.stop_token_ids, request.logit_bias) == ([1, 2], {7: 1.0})
+    assert completion(prompt=[[1.0, 2.0], [3.0]]).prompts() == [[1, 2], [3]]
+
+
+def test_harmless_forms_are_taken():
+    assert (chat(max_tokens=-1).max_tokens, completion(max_tokens=-1).max_tokens) == (None, None)
+    assert chat(max_completion_tokens=-1, max_tokens=5).max_completion_tokens is None
+    assert (chat(top_p=0).top_p, chat(stop="").stop) == (0, "")
+    older = [
+        {"role": "assistant", "content": None, "function_call": {"name": "w", "arguments": "{}"}},
+        {"role": "function", "name": "w", "content": "rain"},
+    ]
+    assert [type(m).__name__ for m in chat(messages=HI + older).messages[1:]] == [
+        "AssistantMessage",
+        "FunctionMessage",
+    ]
+
+
+def named(*names):
+    return [{"type": "function", "function": {"name": name}} for name in names]
+
+
+def test_custom_tools_are_skipped_and_named():
+    odd = {"type": "custom", "custom": {"name": "a\r\nSet-Cookie: b"}}
+    request = chat(tools=[{"type": "custom", "custom": {"name": "sh"}}, *named("f"), odd])
+    assert [tool.function.name for tool in request.tools] == ["f"]
+    assert request.skipped_tools == ("tools[0] sh", "tools[2]")
+    assert chat(tools=[{"type": "custom"}]).tools is None
+    assert chat(tools=named("f")).skipped_tools == ()
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_are_all_that_a_request_has(mode):
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named("c", "a")}}
+    request = chat(tools=named("a", "b", "c"), tool_choice=choice)
+    assert [tool.function.name for tool in request.tools] == ["a", "c"]
+    assert request.tool_choice == mode
+    for tools in (named("a"), None):
+        with pytest.raises(InvalidBody, match=r"got '(a|c)'") as caught:
+            chat(tools=tools, tool_choice=choice)
+        assert caught.value.param == "tool_choice.allowed_tools"
 
 
 json_values = st.recursive(

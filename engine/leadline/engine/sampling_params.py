@@ -36,8 +36,9 @@ _ALL = (1 << 31) - 1
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to pick each next token, and when to stop.
 
-    Temperatures below 1e-3 mean greedy. top_k 0, top_p 1 and min_p 0 are off. Penalties follow the OpenAI API
-    (presence, frequency: over output tokens) and the CTRL paper (repetition: over prompt and output).
+    Temperatures below 1e-3 mean greedy, as does top_p 0. top_k 0, top_p 1 and min_p 0 are off. Penalties
+    follow the OpenAI API (presence, frequency: over output tokens) and the CTRL paper (repetition: over
+    prompt and output).
     """
 
     max_tokens: int | None = None
@@ -94,7 +95,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         )
         need(0.0 <= self.temperature <= 2.0, "temperature", "between 0 and 2")
         need(self.top_k >= 0, "top_k", "at least 0 (0 turns it off)")
-        need(0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]")
+        need(0.0 <= self.top_p <= 1.0, "top_p", "between 0 and 1")
         need(0.0 <= self.min_p <= 1.0, "min_p", "between 0 and 1")
         need(0.0 < self.repetition_penalty <= 100.0, "repetition_penalty", "in (0, 100]")
         need(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "between -2 and 2")
@@ -115,8 +116,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 def typed(given: Mapping[str, Any]) -> SamplingParams:
     """Of values as people write them: `stop` may be one string, keys of `logit_bias` decimal text as in JSON,
-    `top_k` -1 for 0, anything None for its default, numbers and lists numpy's. Raises RequestError naming the
-    parameter of a wrong type."""
+    `top_k` -1 for 0, `top_p` 0 for temperature 0, anything None for its default, numbers and lists numpy's.
+    Raises RequestError naming the parameter of a wrong type."""
     fields = {
         name: value.tolist() if hasattr(value, "tolist") else value
         for name, value in given.items()
@@ -128,6 +129,8 @@ def typed(given: Mapping[str, Any]) -> SamplingParams:
         fields["top_k"] = 0
     if isinstance(fields.get("top_k"), int):
         fields["top_k"] = min(fields["top_k"], _ALL)
+    if fields.get("top_p") == 0 and not isinstance(fields["top_p"], bool):
+        fields["top_p"], fields["temperature"] = 1.0, 0.0
     if isinstance(fields.get("logit_bias"), Mapping):
         fields["logit_bias"] = {_token_id(key): value for key, value in fields["logit_bias"].items()}
     try:

@@ -263,7 +263,7 @@ def test_a_model_recommended_for_greedy_is_greedy_unless_asked_otherwise(tokeniz
 @pytest.mark.parametrize(
     ("field", "value", "name"),
     [
-        ("top_p", 0.0, "top_p"),
+        ("top_p", 1.5, "top_p"),
         ("temperature", 5.0, "temperature"),
         ("top_k", "many", "top_k"),
         ("max_new_tokens", -1, "max_tokens"),

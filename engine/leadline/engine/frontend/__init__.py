@@ -9,6 +9,6 @@ In reading order:
     detokenizer, stop      token ids → final text, increment by increment
     output_processor       CoreOutput → OutputDelta, for all requests in flight
     collector              OutputDelta → RequestOutput
-    tools, tool_hermes, tool_llama, json_scan    tool calls out of text
+    tool_formats           tool calls out of text
     tool_schema            constraints for tool_choice
 """

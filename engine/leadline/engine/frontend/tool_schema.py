@@ -2,7 +2,7 @@
 
 Owns the checks on `tools` and `tool_choice`, and the JSON schema that forces a call: for a named tool the
 output is its arguments, for "required" a list of `{"name": ..., "parameters": ...}` objects.
-`tools.ForcedCallParser` reads both.
+`tool_formats.forced` reads both.
 """
 
 from __future__ import annotations

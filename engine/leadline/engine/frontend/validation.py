@@ -138,8 +138,8 @@ class RequestBuilder:
             self.grammars.validate(sampling.structured)
         if priority_class not in get_args(PriorityClass):
             raise RequestError(
-                f"priority class must be one of {', '.join(get_args(PriorityClass))}, got {priority_class!r}",
-                param="priority",
+                f"priority_class must be one of {', '.join(get_args(PriorityClass))}, got {priority_class!r}",
+                param="priority_class",
             )
         if queue_timeout is None:
             queue_timeout = self._config.queue_timeout
@@ -222,13 +222,14 @@ class RequestBuilder:
         )
 
     def _too_long(self, tokens: str) -> RequestError:
+        why = ""
         if self.pool_tokens < self.max_model_len:
-            what = f"the KV pool of this engine holds {self.pool_tokens} tokens in all"
-        else:
-            what = f"this model's context is {self.max_model_len} tokens"
+            why = f" (the KV pool of this engine holds no more; the model could take {self.max_model_len})"
+        # Clients tell this error by how it begins, which is how OpenAI begins it.
         return RequestError(
-            f"the prompt has {tokens} tokens, but {what}, output included; shorten the prompt to at most "
-            f"{self.limit - 1} tokens",
+            f"This model's maximum context length is {self.limit} tokens{why}. However, the prompt has "
+            f"{tokens} tokens, and the output needs room too: shorten the prompt to at most {self.limit - 1} "
+            "tokens",
             param="prompt",
             code="context_length_exceeded",
         )

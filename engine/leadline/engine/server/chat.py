@@ -1,11 +1,12 @@
 """`POST /v1/chat/completions`: template, tools, n choices, streaming.
 
-A streamed choice is: a chunk with the role, content and tool calls as they become final, a chunk with the
-finish reason; then, if asked for, one chunk with the usage of the whole request.
+A streamed choice is: a chunk with the role, content and parts of tool calls as they become final, a chunk
+with the finish reason; then, if asked for, one chunk with the usage of the whole request.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -17,20 +18,21 @@ from starlette.responses import Response
 
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.errors import RequestError
-from leadline.engine.frontend.tool_schema import ToolPlan, plan_tools
-from leadline.engine.frontend.tools import (
-    ForcedCallParser,
+from leadline.engine.frontend.tool_formats import (
+    CallDelta,
+    CallParser,
+    NamedCallParser,
     ParsedText,
+    RequiredCallParser,
     ToolFormat,
-    ToolParser,
-    detect_tool_format,
-    hides_calls,
-    make_tool_parser,
+    detect_format,
 )
-from leadline.engine.frontend.tools import ToolCall as ParsedCall
+from leadline.engine.frontend.tool_formats import ToolCall as ParsedCall
+from leadline.engine.frontend.tool_schema import ToolPlan, plan_tools
 from leadline.engine.messages import CoreRequest, TokenLogprobs
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.server.generation import (
+    StreamUsage,
     UsageCounter,
     answered,
     created_now,
@@ -42,7 +44,7 @@ from leadline.engine.server.http import sse
 from leadline.engine.server.logprobs import chat_logprobs
 from leadline.engine.server.metrics import RequestTimer
 from leadline.engine.server.outlet import EventTemplate, Outlet
-from leadline.engine.server.params import chat_param, chat_sampling, check_sequences, extras
+from leadline.engine.server.params import chat_sampling, check_sequences, extras, in_words_of_chat
 from leadline.engine.server.prompts import prompts_of
 from leadline.engine.server.state import ServerState
 from leadline.protocol.openai.chat import ChatCompletionRequest, FunctionCall, ToolCall
@@ -61,6 +63,11 @@ from leadline.protocol.openai.responses import (
 
 __all__ = ["create"]
 
+logger = logging.getLogger("leadline.engine.server")
+
+_MOST_NAMED = 8
+"""Of skipped tools, in a header."""
+
 
 async def create(request: Request, state: ServerState) -> Response:
     return await answered(request, state, ChatCompletionRequest, "chat", _prepare)
@@ -73,7 +80,7 @@ async def _prepare(body: ChatCompletionRequest, engine: AsyncEngine) -> _Answer:
         parallel_tool_calls=body.parallel_tool_calls is not False,
     )
     given = chat_sampling(body, plan.constraint)
-    if plan.parse and plan.constraint is None and hides_calls(_tool_format(engine), engine.tokenizer):
+    if plan.parse and plan.constraint is None and _tool_format(engine).is_hidden(engine.tokenizer):
         given.setdefault("skip_special_tokens", False)
     sampling = engine.builder.sampling_params(given)
     check_sequences(1, sampling.n, engine.config)
@@ -87,18 +94,16 @@ async def _prepare(body: ChatCompletionRequest, engine: AsyncEngine) -> _Answer:
             **extras(body),
         )
     except RequestError as error:
-        error.param = chat_param(error.param, plan.constraint)
-        raise
+        raise in_words_of_chat(error, plan.constraint) from None
     return _Answer(body, engine, plan, request)
 
 
 @dataclass(slots=True)
 class _Choice:
-    parser: ToolParser | None
+    parser: CallParser | None
     texts: list[str] = field(default_factory=list)
     calls: list[ParsedCall] = field(default_factory=list)
-    called: bool = False
-    """It made calls, those of an earlier attempt included."""
+    """Those of an earlier attempt included."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     last: OutputDelta | None = None
@@ -114,6 +119,7 @@ class _Answer:
         plan: ToolPlan,
         request: CoreRequest,
     ) -> None:
+        self.headers = _skipped(body)
         self._body = body
         self._engine = engine
         self._plan = plan
@@ -148,17 +154,15 @@ class _Answer:
         )
 
     async def events(self, timer: RequestTimer, outlet: Outlet) -> AsyncGenerator[bytes, None]:
-        options = self._body.stream_options
-        with_usage = options is not None and bool(options.include_usage)
-        # A null usage in every chunk but the last is how OpenAI says that one is coming.
+        options = StreamUsage.of(self._body.stream_options)
         envelope = ChatCompletionChunk(
             id=self._id,
             created=self._created,
             model=self._engine.served_name,
             choices=[],
-            usage=None if with_usage else UNSET,
+            usage=None if options.at_end else UNSET,
         )
-        templates = self._templates(envelope)
+        templates = [] if options.in_every_chunk else self._templates(envelope)
         wants_ids = bool(self._body.return_token_ids)
 
         def take(delta: OutputDelta) -> bool:
@@ -177,11 +181,13 @@ class _Answer:
                     continue
                 first = choice.last is None
                 self._observe(delta, timer)
+                if options.in_every_chunk:
+                    envelope.usage = self._usage.usage()
                 for part in self._chunks(delta, first):
                     envelope.choices = [part]
                     yield sse(envelope)
         timer.finish(finish_of([choice.last for choice in self._choices]))
-        if with_usage:
+        if options.at_end:
             envelope.choices, envelope.usage = [], self._usage.usage()
             yield sse(envelope)
 
@@ -209,23 +215,22 @@ class _Answer:
         """Parse what an earlier attempt gave out, which is not given out again; return whether the choice is
         over with it."""
         self._parse(choice, delta)
-        choice.called, choice.calls = bool(choice.calls), []
         delta.text, delta.token_ids = "", []
         if delta.finish_reason is None:
             return False
         choice.parser = None  # what it held back was given out at the end of the earlier attempt
         return True
 
-    def _parser(self) -> ToolParser | None:
+    def _parser(self) -> CallParser | None:
         plan = self._plan
         if not plan.parse:
             return None
-        if plan.constraint is not None:
-            return ForcedCallParser(plan.named)
-        return make_tool_parser(_tool_format(self._engine), plan.names)
+        if plan.constraint is None:
+            return _tool_format(self._engine).parser(plan.tools or ())
+        return NamedCallParser(plan.named) if plan.named is not None else RequiredCallParser(plan.names)
 
     def _parse(self, choice: _Choice, delta: OutputDelta) -> ParsedText:
-        """What of a delta is content, and which calls it completes."""
+        """What of a delta is content, and which parts of calls it brings."""
         parser = choice.parser
         if parser is None:
             return ParsedText(delta.text)
@@ -234,9 +239,8 @@ class _Answer:
             tail = parser.finish()
             parsed = ParsedText(parsed.content + tail.content, parsed.calls + tail.calls)
         if self._body.parallel_tool_calls is False:
-            parsed.calls = [] if choice.called else parsed.calls[:1]
-        choice.called = choice.called or bool(parsed.calls)
-        choice.calls += parsed.calls
+            parsed.calls = [part for part in parsed.calls if part.index == 0]
+        parsed.add_to(choice.calls)
         return parsed
 
     def _finished(self, index: int, choice: _Choice) -> ChatChoice:
@@ -263,18 +267,16 @@ class _Answer:
             yield ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
         logprobs = self._logprobs(delta.logprobs or [])
         wants_ids = bool(self._body.return_token_ids) and bool(delta.token_ids)
-        parts = []
-        if parsed.content or (wants_ids and not parsed.calls) or (logprobs is not None and logprobs.content):
-            content = ChatDelta(content=parsed.content)
-            parts.append(ChatChunkChoice(index=index, delta=content, logprobs=logprobs))
-        for call in parsed.calls:
-            function = FunctionCallDelta(name=call.name, arguments=call.arguments)
-            part = ToolCallDelta(index=call.index, id=call.id, type="function", function=function)
-            parts.append(ChatChunkChoice(index=index, delta=ChatDelta(tool_calls=[part])))
-        if wants_ids:
-            # Of several chunks the last: who has got a token's id has got all that came of the token.
-            parts[-1].token_ids = delta.token_ids
-        yield from parts
+        if parsed.content or parsed.calls or wants_ids or (logprobs is not None and logprobs.content):
+            chunk = ChatChunkChoice(index=index, delta=ChatDelta(), logprobs=logprobs)
+            # One chunk for all that a token brings: then its id is there exactly if that is.
+            if parsed.content or not parsed.calls:
+                chunk.delta.content = parsed.content
+            if parsed.calls:
+                chunk.delta.tool_calls = [_call_delta(part) for part in parsed.calls]
+            if wants_ids:
+                chunk.token_ids = delta.token_ids
+            yield chunk
         if delta.finish_reason is not None:
             last = ChatChunkChoice(index=index, delta=ChatDelta(), finish_reason=_finish(choice, delta))
             if delta.stop_reason is not None:
@@ -287,11 +289,27 @@ class _Answer:
         return chat_logprobs(entries, self._body.top_logprobs or 0, self._engine.tokenizer)
 
 
+def _call_delta(part: CallDelta) -> ToolCallDelta:
+    function = FunctionCallDelta(name=part.name, arguments=part.arguments)
+    return ToolCallDelta(
+        index=part.index, id=part.id, type=None if part.id is None else "function", function=function
+    )
+
+
+def _skipped(body: ChatCompletionRequest) -> dict[str, str]:
+    """Tools that were left out, for the client's eyes."""
+    if not body.skipped_tools:
+        return {}
+    text = ", ".join(body.skipped_tools[:_MOST_NAMED])
+    logger.info("tools of a type that models here cannot call are skipped: %s", text)
+    return {"X-Leadline-Skipped": text}
+
+
 def _tool_format(engine: AsyncEngine) -> ToolFormat:
-    return detect_tool_format(engine.renderer.source_for(tools=True), engine.model_config.family)
+    return detect_format(engine.renderer.source_for(tools=True), engine.model_config.family)
 
 
 def _finish(choice: _Choice, last: OutputDelta) -> FinishReason:
     """A choice that made calls ended for them, unless it was cut short."""
     reason = finish_reason(last)
-    return "tool_calls" if choice.called and reason == "stop" else reason
+    return "tool_calls" if choice.calls and reason == "stop" else reason

@@ -21,6 +21,7 @@ from leadline.engine.errors import RequestError
 from leadline.engine.messages import CoreRequest, TokenLogprobs
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.server.generation import (
+    StreamUsage,
     UsageCounter,
     answered,
     created_now,
@@ -33,7 +34,12 @@ from leadline.engine.server.http import sse
 from leadline.engine.server.logprobs import CompletionLogprobsBuilder, prompt_logprobs
 from leadline.engine.server.metrics import RequestTimer
 from leadline.engine.server.outlet import EventTemplate, Outlet
-from leadline.engine.server.params import check_sequences, completion_sampling, extras
+from leadline.engine.server.params import (
+    check_sequences,
+    completion_sampling,
+    extras,
+    in_words_of_completions,
+)
 from leadline.engine.server.prompts import prompts_of
 from leadline.engine.server.state import ServerState
 from leadline.protocol.openai.completion import CompletionRequest
@@ -53,23 +59,25 @@ async def _prepare(body: CompletionRequest, engine: AsyncEngine) -> _Answer:
     prompts = await prompts_of(body, engine)
     if len(prompts) > _MAX_PROMPTS:
         raise RequestError(f"prompt holds {len(prompts)} prompts, more than {_MAX_PROMPTS}", param="prompt")
-    check_sequences(len(prompts), sampling.n, engine.config)
+    many = "best_of" if (body.best_of or 1) > (body.n or 1) else "n"
+    check_sequences(len(prompts), sampling.n, engine.config, many=many)
     if body.resume_token_ids and len(prompts) > 1:
         raise RequestError("resume_token_ids goes with a single prompt", param="resume_token_ids")
-    if body.echo and body.stream and body.logprobs is not None and (body.n or 1) > 1:
-        raise RequestError("echo with logprobs and n above 1 cannot be streamed", param="echo")
     answer_id = new_id("cmpl")
     requests: list[CoreRequest] = []
     for index, prompt in enumerate(prompts):
         if requests:
             await asyncio.sleep(0)  # a thousand prompts are a second of work, and streams wait for this loop
-        request = await engine.prepare(
-            prompt.content,
-            sampling,
-            request_id=f"{answer_id}-{index}",
-            add_special_tokens=prompt.add_special_tokens,
-            **extras(body),
-        )
+        try:
+            request = await engine.prepare(
+                prompt.content,
+                sampling,
+                request_id=f"{answer_id}-{index}",
+                add_special_tokens=prompt.add_special_tokens,
+                **extras(body),
+            )
+        except RequestError as error:
+            raise in_words_of_completions(error, body) from None
         requests.append(request)
     return _Answer(body, engine, answer_id, [prompt.content for prompt in prompts], requests)
 
@@ -104,6 +112,7 @@ class _Answer:
         prompts: list[str | list[int]],
         requests: list[CoreRequest],
     ) -> None:
+        self.headers: dict[str, str] = {}
         self._body = body
         self._engine = engine
         self._requests = requests
@@ -113,6 +122,8 @@ class _Answer:
         self._usage = UsageCounter()
         self._score_only = body.max_tokens == 0
         self._prompt_rows: list[list[TokenLogprobs] | None] = [None] * len(requests)
+        self._early: list[list[OutputDelta]] = [[] for _ in requests]
+        """Deltas of choices that came before the log probabilities of their prompt."""
         self._choices = [
             [self._new_choice(prompt, request) for _ in range(self._n)]
             for prompt, request in zip(prompts, requests, strict=True)
@@ -155,8 +166,8 @@ class _Answer:
     async def events(self, timer: RequestTimer, outlet: Outlet) -> AsyncGenerator[bytes, None]:
         body = self._body
         last: list[OutputDelta | None] = []
-        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        templates = self._templates(with_usage)
+        options = StreamUsage.of(body.stream_options)
+        templates = self._templates(options)
         wants_ids = bool(body.return_token_ids)
 
         def take(prompt: int, delta: OutputDelta) -> bool:
@@ -169,23 +180,32 @@ class _Answer:
             return True
 
         async with aclosing(self._deltas(take)) as deltas:
-            async for prompt, delta in deltas:
-                timer.delta(delta)
-                self._usage.add(delta)
-                if delta.finish_reason is not None:
-                    last.append(delta)
-                if delta.prompt_logprobs is not None:
-                    self._prompt_rows[prompt] = delta.prompt_logprobs
-                choice = self._choices[prompt][delta.index]
-                chunk = self._chunk(prompt, choice, delta)
-                if chunk is not None:
-                    answer = self._envelope([chunk], usage=False)
-                    if with_usage:
-                        answer.usage = None
-                    yield sse(answer)
+            async for prompt, arrived in deltas:
+                timer.delta(arrived)
+                for delta in self._in_order(prompt, arrived):
+                    self._usage.add(delta)
+                    if delta.finish_reason is not None:
+                        last.append(delta)
+                    chunk = self._chunk(prompt, self._choices[prompt][delta.index], delta)
+                    if chunk is not None:
+                        yield sse(self._chunk_of([chunk], options))
         timer.finish(finish_of(last))
-        if with_usage:
+        if options.at_end:
             yield sse(self._envelope([], usage=True))
+
+    def _in_order(self, prompt: int, delta: OutputDelta) -> list[OutputDelta]:
+        """The deltas that can be shown now. Where choices show the prompt's log probabilities, which come
+        with the first delta of choice 0, those of the others wait for it."""
+        if delta.prompt_logprobs is not None:
+            self._prompt_rows[prompt] = delta.prompt_logprobs
+        if self._requests[prompt].sampling.prompt_logprobs is None or self._choices[prompt][0].last:
+            return [delta]
+        early = self._early[prompt]
+        if delta.index:
+            early.append(delta)
+            return []
+        self._early[prompt] = []
+        return [delta, *early]
 
     def _deltas(
         self, take: Callable[[int, OutputDelta], bool]
@@ -197,21 +217,18 @@ class _Answer:
         # Merged deltas wait in one more queue, which nothing may overtake.
         return merge([self._engine.run(request) for request in self._requests])
 
-    def _templates(self, with_usage: bool) -> list[EventTemplate]:
+    def _templates(self, options: StreamUsage) -> list[EventTemplate]:
         """Of the chunk that brings text (and its token ids) and nothing else, for each choice; none where
         there is more."""
         body = self._body
-        if self._score_only or body.logprobs is not None or len(self._requests) > 1:
+        if self._score_only or body.logprobs is not None or len(self._requests) > 1 or options.in_every_chunk:
             return []
         templates = []
         for index in range(self._n):
             chunk = CompletionChoice(index=index, text=EventTemplate.TEXT, logprobs=None, finish_reason=None)
             if body.return_token_ids:
                 chunk.token_ids = EventTemplate.IDS
-            answer = self._envelope([chunk], usage=False)
-            if with_usage:
-                answer.usage = None
-            templates.append(EventTemplate(answer))
+            templates.append(EventTemplate(self._chunk_of([chunk], options)))
         return templates
 
     def _collect(self, prompt: int, delta: OutputDelta) -> None:
@@ -283,6 +300,12 @@ class _Answer:
         rows = self._prompt_rows[prompt]
         if self._body.prompt_logprobs is not None and rows is not None and delta.finish_reason is not None:
             choice.prompt_logprobs = prompt_logprobs(rows, self._body.prompt_logprobs, self._engine.tokenizer)
+
+    def _chunk_of(self, choices: list[CompletionChoice], options: StreamUsage) -> Completion:
+        chunk = self._envelope(choices, usage=options.in_every_chunk)
+        if options.at_end and not options.in_every_chunk:
+            chunk.usage = None
+        return chunk
 
     def _envelope(self, choices: list[CompletionChoice], *, usage: bool) -> Completion:
         return Completion(

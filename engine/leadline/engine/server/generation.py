@@ -31,10 +31,11 @@ from leadline.engine.server.http import (
 from leadline.engine.server.metrics import RequestTimer, outcome_of
 from leadline.engine.server.outlet import Outlet
 from leadline.engine.server.state import ServerState
-from leadline.protocol.openai.common import GenerationRequest, PromptTokensDetails, Usage
+from leadline.protocol.openai.common import GenerationRequest, PromptTokensDetails, StreamOptions, Usage
 
 __all__ = [
     "Answer",
+    "StreamUsage",
     "UsageCounter",
     "answered",
     "created_now",
@@ -53,6 +54,10 @@ BodyT = TypeVar("BodyT", bound=GenerationRequest)
 
 class Answer(Protocol):
     """A request that is ready to run, in the shape of its endpoint."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the answer's headers say beside the usual."""
 
     async def whole(self, timer: RequestTimer) -> Any: ...
     def events(self, timer: RequestTimer, outlet: Outlet) -> AsyncGenerator[bytes, None]:
@@ -83,9 +88,10 @@ async def answered(
             raise error
     if body.stream:
         outlet = Outlet()
-        return await _streamed(request, guarded(request, answer.events(timer, outlet), timer), outlet)
+        events = guarded(request, answer.events(timer, outlet), timer)
+        return await _streamed(request, events, outlet, answer.headers)
     with timer:
-        return JSONBytes(await until_disconnect(request, answer.whole(timer)))
+        return JSONBytes(await until_disconnect(request, answer.whole(timer)), headers=answer.headers)
 
 
 def new_id(prefix: str) -> str:
@@ -120,6 +126,21 @@ class UsageCounter:
                 cached_tokens=sum(cached for _, cached in self._prompts.values())
             ),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamUsage:
+    """Which chunks of a stream tell the usage (`stream_options`)."""
+
+    at_end: bool
+    """In one more chunk after the last choice; a null usage in all others announces it, as with OpenAI."""
+    in_every_chunk: bool
+
+    @classmethod
+    def of(cls, options: StreamOptions | None) -> StreamUsage:
+        if options is None:
+            return cls(False, False)
+        return cls(bool(options.include_usage), bool(options.continuous_usage_stats))
 
 
 def finish_of(last: list[OutputDelta | None]) -> str:
@@ -194,14 +215,16 @@ async def guarded(
             yield sse(answer.body())
 
 
-async def _streamed(request: Request, events: AsyncGenerator[bytes, None], outlet: Outlet) -> Response:
+async def _streamed(
+    request: Request, events: AsyncGenerator[bytes, None], outlet: Outlet, headers: dict[str, str]
+) -> Response:
     """Wait for the first event (queue full, timeouts and bad requests are real statuses), then stream."""
     try:
         first = await until_disconnect(request, anext(events))
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(_chain(first, events), outlet)
+    return EventStream(_chain(first, events), outlet, headers)
 
 
 async def _chain(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

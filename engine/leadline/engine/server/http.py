@@ -163,12 +163,12 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], outlet: Outlet) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], outlet: Outlet, headers: dict[str, str]) -> None:
         self._events = events
         self._outlet = outlet
         self.status_code = 200
         self.background = None
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.ensure_future(self._pump(receive, send_for(scope, receive, send)))

@@ -80,18 +80,26 @@ class CompletionLogprobsBuilder:
         tokenizer = self._tokenizer
         columns.text_offset.append(self._offset)
         self._advance(token_id)
-        columns.tokens.append(tokenizer.token_str(token_id))
+        columns.tokens.append(_token_key(tokenizer.token_bytes(token_id)))
         columns.token_logprobs.append(None if entry is None else _floor(entry.logprob))
         assert columns.top_logprobs is not None
-        if entry is None:
-            columns.top_logprobs.append(None)
-        else:
-            # OpenAI's shape is keyed by text: of tokens that print alike the likeliest is kept. The chosen
-            # one is always there, so that there may be one more than asked for.
-            top: dict[str, float] = {}
-            for token, logprob in [*entry.top[: self._count], (entry.token_id, entry.logprob)]:
-                top.setdefault(tokenizer.token_str(token), _floor(logprob))
-            columns.top_logprobs.append(top)
+        columns.top_logprobs.append(None if entry is None else self._top(entry))
+
+    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+        """The likeliest tokens and the chosen one, which may be one more than asked for. OpenAI's shape is
+        keyed by text; of tokens that read alike all but one (the chosen one, if it is among them) are keyed
+        by id."""
+        chosen = _token_key(self._tokenizer.token_bytes(entry.token_id))
+        ranked = entry.top[: self._count]
+        if all(token != entry.token_id for token, _ in ranked):
+            ranked = [*ranked, (entry.token_id, entry.logprob)]
+        top: dict[str, float] = {}
+        for token, logprob in ranked:
+            key = _token_key(self._tokenizer.token_bytes(token))
+            if key in top or (key == chosen and token != entry.token_id):
+                key = f"token_id:{token}"
+            top[key] = _floor(logprob)
+        return top
 
 
 def prompt_logprobs(
@@ -112,6 +120,14 @@ def prompt_logprobs(
         )
         rows.append(row)
     return rows
+
+
+def _token_key(data: bytes) -> str:
+    """A token as completions show it: its text, or its bytes (`bytes:\\xe6\\x9d`) where they are no text."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _floor(logprob: float) -> float:

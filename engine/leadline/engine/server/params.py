@@ -11,10 +11,17 @@ from leadline.engine.config import EngineConfig
 from leadline.engine.errors import RequestError
 from leadline.engine.sampling_params import StructuredSpec
 from leadline.protocol.openai.chat import ChatCompletionRequest
-from leadline.protocol.openai.common import GenerationRequest, JsonObjectFormat, JsonSchemaFormat
+from leadline.protocol.openai.common import GenerationRequest, JsonObjectFormat, JsonSchema, JsonSchemaFormat
 from leadline.protocol.openai.completion import CompletionRequest
 
-__all__ = ["chat_param", "chat_sampling", "check_sequences", "completion_sampling", "extras"]
+__all__ = [
+    "chat_sampling",
+    "check_sequences",
+    "completion_sampling",
+    "extras",
+    "in_words_of_chat",
+    "in_words_of_completions",
+]
 
 _COPIED = (
     "temperature",
@@ -48,11 +55,32 @@ def chat_sampling(request: ChatCompletionRequest, structured: StructuredSpec | N
     return given
 
 
-def chat_param(param: str | None, structured: StructuredSpec | None) -> str | None:
-    """What a chat calls the field in which the engine found a fault. `structured`: as for `chat_sampling`."""
-    if param == "response_format" and structured is not None:
-        return "tools"
-    return {"prompt": "messages", "logprobs": "top_logprobs"}.get(param or "", param)
+def in_words_of_chat(error: RequestError, structured: StructuredSpec | None) -> RequestError:
+    """The engine's refusal with the field's name in a chat. `structured`: as for `chat_sampling`."""
+    if error.param == "response_format" and structured is not None:
+        return _renamed(error, "tools")
+    return _renamed(error, {"prompt": "messages", "logprobs": "top_logprobs"}.get(error.param or ""))
+
+
+def in_words_of_completions(error: RequestError, request: CompletionRequest) -> RequestError:
+    """The engine's refusal with the name of the field that the client gave."""
+    if error.param == "n" and (request.best_of or 1) > (request.n or 1):
+        return _renamed(error, "best_of")
+    if error.param == "prompt_logprobs" and request.prompt_logprobs is None:
+        return _renamed(error, "logprobs")
+    return error
+
+
+def _renamed(error: RequestError, param: str | None) -> RequestError:
+    """With `param` for the field at fault, in a message that begins with it as well. None: as it is."""
+    if param is None:
+        return error
+    old = f"{error.param} "
+    if error.message.startswith(old):
+        error.message = f"{param} {error.message.removeprefix(old)}"
+        error.args = (error.message,)
+    error.param = param
+    return error
 
 
 def completion_sampling(request: CompletionRequest) -> dict[str, Any]:
@@ -87,7 +115,7 @@ def completion_sampling(request: CompletionRequest) -> dict[str, Any]:
 
 def _common(request: GenerationRequest, structured: StructuredSpec | None) -> dict[str, Any]:
     given = {name: value for name in _COPIED if (value := getattr(request, name)) is not None}
-    if request.stop is not None:
+    if request.stop:
         given["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
     if request.stop_token_ids is not None:
         given["stop_token_ids"] = tuple(request.stop_token_ids)
@@ -107,13 +135,10 @@ def _common(request: GenerationRequest, structured: StructuredSpec | None) -> di
 def _structured(request: GenerationRequest) -> StructuredSpec | None:
     found: list[StructuredSpec] = []
     match request.response_format:
-        case JsonObjectFormat():
+        case JsonObjectFormat(schema=None) | JsonSchemaFormat(json_schema=JsonSchema(schema=None)):
             found.append(StructuredSpec("json_object"))
-        case JsonSchemaFormat(json_schema=wanted):
-            if wanted.schema is None:
-                found.append(StructuredSpec("json_object"))
-            else:
-                found.append(StructuredSpec("json_schema", msgspec.json.encode(wanted.schema).decode()))
+        case JsonObjectFormat(schema=schema) | JsonSchemaFormat(json_schema=JsonSchema(schema=schema)):
+            found.append(StructuredSpec("json_schema", msgspec.json.encode(schema).decode()))
     if request.regex is not None:
         found.append(StructuredSpec("regex", request.regex))
     if request.grammar is not None:
@@ -123,14 +148,15 @@ def _structured(request: GenerationRequest) -> StructuredSpec | None:
     return found[0] if found else None
 
 
-def check_sequences(prompts: int, n: int, config: EngineConfig) -> None:
-    """Refuse for good what would not fit an empty server: 429 asks a client to come back."""
+def check_sequences(prompts: int, n: int, config: EngineConfig, *, many: str = "n") -> None:
+    """Refuse for good what would not fit an empty server: 429 asks a client to come back. `many`: the field
+    that asked for `n` choices."""
     room = config.max_concurrent_requests + config.max_queued_requests
     if prompts * n > room:
         raise RequestError(
             f"{prompts} prompts of {n} choices are {prompts * n} sequences, but this server runs and queues "
             f"{room} in all; send them in several requests",
-            param="n" if prompts == 1 else "prompt",
+            param=many if prompts == 1 else "prompt",
         )
 
 

@@ -35,7 +35,6 @@ _TALK: list[ChatMessage] = [
     UserMessage(content=" Und von Österreich? "),
 ]
 _TOOL = Tool(
-    type="function",
     function=Function(
         name="weather",
         description="Wetter für <Ort> & 'Zeit'",

@@ -6,21 +6,33 @@ fields are reported where they are: `$.messages[2].tool_call_id`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from leadline.protocol.openai.common import NOT_SUPPORTED, GenerationRequest, NonEmptyStr, Nothing, refused
+from leadline.protocol.openai.common import (
+    NOT_SUPPORTED,
+    GenerationRequest,
+    MaxTokens,
+    NonEmptyStr,
+    Nothing,
+    limit_of,
+    refused,
+)
 
 __all__ = [
+    "AllowedToolsChoice",
     "AssistantMessage",
     "ChatCompletionRequest",
     "ChatMessage",
+    "CustomTool",
     "DeveloperMessage",
     "Function",
     "FunctionCall",
+    "FunctionMessage",
     "FunctionName",
     "NamedToolChoice",
     "RefusalPart",
@@ -31,6 +43,7 @@ __all__ = [
     "ToolChoice",
     "ToolMessage",
     "UserMessage",
+    "function_tools",
 ]
 
 
@@ -74,6 +87,8 @@ class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", kw_onl
     name: str | None = None
     refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
+    """The older form of `tool_calls`."""
     reasoning_content: str | None = None
 
 
@@ -83,7 +98,16 @@ class ToolMessage(msgspec.Struct, tag_field="role", tag="tool", kw_only=True, om
     name: str | None = None
 
 
-ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+class FunctionMessage(msgspec.Struct, tag_field="role", tag="function", kw_only=True, omit_defaults=True):
+    """The older form of a tool's answer; it answers an assistant message with `function_call`."""
+
+    name: str
+    content: str | None
+
+
+ChatMessage = (
+    SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
+)
 
 
 class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -94,21 +118,65 @@ class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct, kw_only=True):
-    type: Literal["function"]
+class Tool(msgspec.Struct, tag_field="type", tag="function", kw_only=True):
     function: Function
+
+
+class CustomTool(msgspec.Struct, tag_field="type", tag="custom", kw_only=True):
+    """A tool whose input is free text. It is skipped: no model that is served here was trained on one."""
+
+    custom: dict[str, Any] | None = None
 
 
 class FunctionName(msgspec.Struct, kw_only=True):
     name: NonEmptyStr
 
 
-class NamedToolChoice(msgspec.Struct, kw_only=True):
-    type: Literal["function"]
+class NamedToolChoice(msgspec.Struct, tag_field="type", tag="function", kw_only=True):
     function: FunctionName
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+class NamedCustomTool(msgspec.Struct, tag_field="type", tag="custom", kw_only=True):
+    """Refused, as nothing but a call of a skipped tool would do."""
+
+    custom: dict[str, Any] | None = None
+
+
+class AllowedTool(msgspec.Struct, kw_only=True):
+    type: str = "function"
+    function: FunctionName | None = None
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[AllowedTool], Meta(min_length=1)]
+
+
+class AllowedToolsChoice(msgspec.Struct, tag_field="type", tag="allowed_tools", kw_only=True):
+    """Only these of `tools` may be called, as if the request had no others."""
+
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | NamedCustomTool
+
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+"""Of a tool, as OpenAI takes them: fit for a header and a log."""
+
+
+def function_tools(tools: list[Tool | CustomTool]) -> tuple[list[Tool | CustomTool] | None, tuple[str, ...]]:
+    """The tools that a model can be shown (None where there are none), and how to name those left out."""
+    shown: list[Tool | CustomTool] = []
+    skipped = []
+    for index, tool in enumerate(tools):
+        if isinstance(tool, Tool):
+            shown.append(tool)
+        else:
+            name = (tool.custom or {}).get("name")
+            known = isinstance(name, str) and _NAME.fullmatch(name)
+            skipped.append(f"tools[{index}] {name}" if known else f"tools[{index}]")
+    return shown or None, tuple(skipped)
 
 
 _NOT_IN_CHATS = {
@@ -126,15 +194,17 @@ _NOT_IN_CHATS = {
 }
 
 
-class ChatCompletionRequest(GenerationRequest, kw_only=True):
+class ChatCompletionRequest(GenerationRequest, kw_only=True, dict=True):
+    """Once decoded, `tools` holds function tools that may be called and no others."""
+
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: MaxTokens | None = None
     """The older name of max_completion_tokens, which wins when both are given."""
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None
     """Alternatives per token; needs `logprobs: true`."""
-    tools: list[Tool] | None = None
+    tools: list[Tool | CustomTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
@@ -165,3 +235,28 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         GenerationRequest.__post_init__(self)
         if self.echo or self.add_special_tokens:
             raise refused("echo" if self.echo else "add_special_tokens")
+        self.max_tokens = limit_of("max_tokens", self.max_tokens, least=1)
+        self.max_completion_tokens = limit_of("max_completion_tokens", self.max_completion_tokens, least=1)
+        if self.tools:
+            self.tools, self.__dict__["skipped_tools"] = function_tools(self.tools)
+        if isinstance(self.tool_choice, AllowedToolsChoice):
+            self._allow(self.tool_choice.allowed_tools)
+        elif isinstance(self.tool_choice, NamedCustomTool):
+            raise ValueError("Expected a tool of type 'function', the only one served - at `$.tool_choice`")
+
+    @property
+    def skipped_tools(self) -> tuple[str, ...]:
+        """Tools that were left out, since no model here can call them."""
+        skipped: tuple[str, ...] = self.__dict__.get("skipped_tools", ())
+        return skipped
+
+    def _allow(self, allowed: AllowedTools) -> None:
+        """Leave the other tools out; the choice is the mode."""
+        names = {entry.function.name for entry in allowed.tools if entry.function is not None}
+        given = [tool for tool in self.tools or () if isinstance(tool, Tool)]
+        missing = names - {tool.function.name for tool in given}
+        if missing or not names:
+            named = repr(min(missing)) if missing else "no function"
+            raise ValueError(f"Expected functions in tools, got {named} - at `$.tool_choice.allowed_tools`")
+        self.tools = [tool for tool in given if tool.function.name in names]
+        self.tool_choice = allowed.mode

@@ -20,6 +20,7 @@ __all__ = [
     "JsonObjectFormat",
     "JsonSchema",
     "JsonSchemaFormat",
+    "MaxTokens",
     "NonEmptyStr",
     "PriorityClass",
     "PromptTokensDetails",
@@ -28,6 +29,7 @@ __all__ = [
     "TextFormat",
     "TokenId",
     "Usage",
+    "limit_of",
     "refused",
 ]
 
@@ -38,6 +40,8 @@ TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 NonEmptyStr = Annotated[str, Meta(min_length=1)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
+MaxTokens = Annotated[int, Meta(ge=-1)]
+"""A limit of the output; -1 is none. `limit_of` says which values a field takes."""
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopList = Annotated[list[NonEmptyStr], Meta(max_length=64)]
 
@@ -52,14 +56,19 @@ LogitBias = Annotated[
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
     """Send one more chunk before [DONE], with empty choices and the usage of the whole request."""
+    continuous_usage_stats: bool | None = None
+    """Extension: the usage so far in every chunk."""
 
 
 class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
     """No constraint."""
 
 
-class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
+class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", kw_only=True):
     """Any JSON object."""
+
+    schema: dict[str, Any] | None = None
+    """Extension, as other servers have it: a JSON Schema, as with `json_schema`."""
 
 
 class JsonSchema(msgspec.Struct, kw_only=True):
@@ -108,6 +117,15 @@ def refused(field: str) -> ValueError:
     return ValueError(f"not supported - at `$.{field}`")
 
 
+def limit_of(field: str, given: int | None, *, least: int) -> int | None:
+    """A limit of the output as it counts: -1 means none. ValueError, written as `refused`, below `least`."""
+    if given == -1:
+        return None
+    if given is not None and given < least:
+        raise ValueError(f"Expected `int` >= {least}, or -1 for no limit - at `$.{field}`")
+    return given
+
+
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """Fields that both kinds of request have."""
 
@@ -117,8 +135,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     n: PositiveInt | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    stop: NonEmptyStr | StopList | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """0: the likeliest token, as temperature 0."""
+    stop: str | StopList | None = None
+    """"": none."""
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from leadline.protocol.openai.common import GenerationRequest, NonEmptyStr, TokenId
+from leadline.protocol.openai.common import GenerationRequest, MaxTokens, NonEmptyStr, TokenId, limit_of
 
 __all__ = ["CompletionRequest", "Prompt"]
 
@@ -39,7 +39,7 @@ Prompt = Annotated[
 class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: Prompt
     """A string, several strings, one list of token ids, or several such lists."""
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    max_tokens: MaxTokens | None = None
     """0 only together with echo: score the prompt and generate nothing."""
     echo: bool | None = None
     """Put the prompt in front of the answer."""
@@ -56,6 +56,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     def __post_init__(self) -> None:
         GenerationRequest.__post_init__(self)
+        self.max_tokens = limit_of("max_tokens", self.max_tokens, least=0)
         if isinstance(self.prompt, list) and len({type(item) for item in self.prompt}) > 1:
             # Written like msgspec's own messages, from which the JSON path is read.
             raise ValueError(

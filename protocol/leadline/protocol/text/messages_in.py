@@ -2,7 +2,7 @@
 
 Owns the checks on messages that need no model (E4: an empty list is the caller's mistake) and the small
 translations that templates need: content parts to text, tool-call arguments from JSON text to objects,
-`developer` to `system`.
+`developer` to `system`, `function` and `function_call`, which are older, to `tool` and `tool_calls`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from leadline.protocol.errors import RequestError
 
 __all__ = ["normalize_messages"]
 
+_CALL_ID = "function0"
+"""Of calls and answers in the older form, which has none; Mistral's templates want nine characters."""
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
@@ -43,6 +45,13 @@ def _normalize(message: Mapping[str, Any], where: str, developer_known: bool) ->
         raise RequestError(f"{where}.role must be a non-empty string, got {role!r}", param=f"{where}.role")
     if role == "developer" and not developer_known:
         plain["role"] = "system"
+    if role == "function":
+        role = plain["role"] = "tool"
+        plain.setdefault("tool_call_id", _CALL_ID)
+        plain.setdefault("content", "")
+    if "function_call" in plain:
+        call = plain.pop("function_call")
+        plain.setdefault("tool_calls", [{"id": _CALL_ID, "type": "function", "function": call}])
     if "tool_calls" in plain:
         plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{where}.tool_calls")
         if not plain["tool_calls"]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from leadline.protocol.openai.chat import ChatCompletionRequest, ChatMessage, Tool
+from leadline.protocol.openai.chat import ChatCompletionRequest, ChatMessage, CustomTool, Tool
 from leadline.protocol.openai.completion import CompletionRequest
 from leadline.protocol.openai.service import TokenizeRequest
 from leadline.protocol.text.chat import ChatRenderer
@@ -73,7 +73,7 @@ def tools_shown(tools: Sequence[ToolT] | None, tool_choice: object) -> Sequence[
 def _render(
     request: ChatCompletionRequest | TokenizeRequest,
     messages: Sequence[ChatMessage],
-    tools: Sequence[Tool] | None,
+    tools: Sequence[Tool | CustomTool] | None,
     renderer: ChatRenderer,
 ) -> str:
     continues = bool(request.continue_final_message)

@@ -1,0 +1,280 @@
+"""What every format of tool calls is built on: text that comes in pieces, read as if it were whole.
+
+A format says how one stretch of output reads, as a generator that waits for more text by `yield`:
+
+    class Brackets(CallParser):                       # text [call f {"a": 1}] more text
+        def parse(self) -> Steps[None]:
+            yield from self.content_until("[call ")   # content goes out as it comes
+            name = yield from self.text_until(" ")
+            self.begin(name)                          # id and name go out at once
+            yield from follow(self, self.arguments)   # arguments piece by piece
+            yield from self.closing("]")
+
+The base class calls `parse` until the output has ended. What it reads of markup is held until `begin`: a
+format that finds something else than a call raises `Broken`, and what was held is content, as it was written.
+Behind `begin` the call stands; what no longer fits into it is content from there on. Whatever the pieces, the
+results add up to the same, as long as a format reads by the methods here alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+__all__ = ["Broken", "CallDelta", "CallParser", "ParsedText", "Steps", "ToolCall", "parse_whole"]
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Reads, and yields wherever it needs more text."""
+
+
+@dataclass(slots=True)
+class CallDelta:
+    """A part of one call. `id` and `name` come with the first part of a call only."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+    """To be appended; together they are JSON text of an object, unless the output was cut or broke off."""
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """The parts of one call put together."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class ParsedText:
+    """What became final with one piece of text."""
+
+    content: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+    def add_to(self, calls: list[ToolCall]) -> None:
+        """Put the parts to the calls that they belong to."""
+        for part in self.calls:
+            if part.id is not None and part.name is not None:
+                calls.append(ToolCall(part.index, part.id, part.name, part.arguments))
+            else:
+                calls[part.index].arguments += part.arguments
+
+
+class Broken(Exception):
+    """The text at the present place is not what the markup asks for."""
+
+
+class CallParser:
+    """One output's parser. Feed it by `push`, then call `finish` once."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        """No more text will come."""
+        self._text = ""
+        self._at = 0
+        """Where reading goes on in `_text`."""
+        self._dropped = 0
+        """Characters that stood in front of `_text`."""
+        self._mark: int | None = None
+        """From where on `_text` is content if no call comes of it; None: all before `_at` is dealt with."""
+        self._out = ParsedText()
+        self._num_calls = 0
+        self._after_call = False
+        self._any_content = False
+        self._steps = self._rounds()
+
+    # For the caller
+
+    def push(self, text: str) -> ParsedText:
+        """Take in more text; returns what became final."""
+        keep = self._at if self._mark is None else self._mark
+        self._text = self._text[keep:] + text
+        self._at -= keep
+        self._dropped += keep
+        if self._mark is not None:
+            self._mark = 0
+        self._out = ParsedText()
+        next(self._steps, None)
+        return self._out
+
+    def finish(self) -> ParsedText:
+        """The output has ended: give out what was held back."""
+        self.ended = True
+        return self.push("")
+
+    # For formats
+
+    def parse(self) -> Steps[None]:
+        """Read some content and the calls behind it. Called again and again until the output has ended."""
+        raise NotImplementedError
+
+    def cut_short(self) -> None:
+        """The output ended before a call had begun: what was held is content."""
+        self._give_back()
+
+    def begin(self, name: str, call_id: str | None = None) -> None:
+        """A call begins; what was held until here is its markup."""
+        self._mark = None
+        self._after_call = True
+        call_id = call_id or "call_" + secrets.token_hex(12)
+        self._out.calls.append(CallDelta(self._num_calls, call_id, name))
+        self._num_calls += 1
+
+    def arguments(self, piece: str) -> None:
+        """More of the present call's arguments."""
+        calls, index = self._out.calls, self._num_calls - 1
+        if calls and calls[-1].index == index:
+            calls[-1].arguments += piece
+        elif piece:
+            calls.append(CallDelta(index, arguments=piece))
+
+    @property
+    def calls_begun(self) -> int:
+        return self._num_calls
+
+    def mark(self) -> None:
+        """Hold what is read from here on, until `begin`."""
+        self._mark = self._at
+
+    def unread(self) -> None:
+        """Go back to the mark."""
+        assert self._mark is not None
+        self._at, self._mark = self._mark, None
+
+    def content_until(self, *tags: str) -> Steps[str]:
+        """Pass content on until one of `tags`, which is read and held. White space in front of it belongs to
+        the markup, as does that behind a call. Never returns if no tag comes."""
+        seen = self._at  # no tag begins before it, and only white space was held
+        while True:
+            found = min(((at, tag) for tag in tags if (at := self._text.find(tag, seen)) >= 0), default=None)
+            held = 0 if self.ended else max((_partial_suffix(self._text, tag) for tag in tags), default=0)
+            stop = found[0] if found else len(self._text) - held
+            if new := self._text[seen:stop].rstrip():
+                self._emit(self._text[self._at : seen + len(new)])
+                self._at = seen + len(new)
+            if found:
+                self._mark, self._at = self._at, found[0] + len(found[1])
+                return found[1]
+            if self.ended:
+                if not self._after_call:
+                    self._out.content += self._text[self._at :]
+                self._at = len(self._text)
+                raise Broken
+            waiting = stop - self._at
+            yield
+            seen = self._at + waiting
+
+    def peek(self) -> Steps[str]:
+        """The next character; "" at the end."""
+        while self._at == len(self._text) and not self.ended:
+            yield
+        return self._text[self._at : self._at + 1]
+
+    def skip(self, characters: str = " \t\r\n") -> Steps[None]:
+        """Read past any of `characters`."""
+        while (char := (yield from self.peek())) and char in characters:
+            self._at += 1
+
+    def expect(self, text: str) -> Steps[None]:
+        """Read exactly this. Raises Broken."""
+        if not (yield from self.comes(text)):
+            raise Broken
+
+    def comes(self, text: str) -> Steps[bool]:
+        """Whether exactly this comes next; it is read if so."""
+        while True:
+            if self._text.startswith(text, self._at):
+                self._at += len(text)
+                return True
+            if self.ended or not text.startswith(self._text[self._at :]):
+                return False
+            yield
+
+    def closing(self, tag: str) -> Steps[None]:
+        """Read the tag behind a call, white space before it included. An output may end in front of it, or
+        within it. Raises Broken."""
+        yield from self.skip()
+        if (yield from self.comes(tag)):
+            return
+        if not (self.ended and tag.startswith(self._text[self._at :])):
+            raise Broken
+        self._at = len(self._text)
+
+    def text_until(self, tag: str) -> Steps[str]:
+        """The text in front of `tag`, which is read too. All of it is held. Raises Broken if none comes."""
+        assert self._mark is not None
+        before = self._at - self._mark
+        while True:
+            start = self._mark + before
+            found = self._text.find(tag, start)
+            if found >= 0:
+                self._at = found + len(tag)
+                return self._text[start:found]
+            self._at = len(self._text)
+            if self.ended:
+                raise Broken
+            yield
+
+    def unread_text(self) -> str:
+        """What has come and was not read. Follow it with `take`."""
+        return self._text[self._at :]
+
+    def take(self, count: int) -> None:
+        """Read so many characters of `unread_text`."""
+        self._at += count
+
+    # Inside
+
+    def _rounds(self) -> Steps[None]:
+        while not (self.ended and self._at == len(self._text)):
+            before = self._dropped + self._at
+            try:
+                yield from self.parse()
+            except Broken:
+                if self._mark is not None and self.ended and self._at == len(self._text):
+                    self.cut_short()
+                else:
+                    self._give_back()
+            self._mark = None
+            if self._dropped + self._at == before and self._at < len(self._text):
+                # A format that read nothing would read nothing for ever.
+                self._emit(self._text[self._at])
+                self._at += 1
+
+    def _give_back(self) -> None:
+        """What is held is content after all."""
+        if self._mark is not None and self._at > self._mark:
+            self._out.content += self._text[self._mark : self._at]
+            self._after_call, self._any_content = False, True
+        self._mark = None
+
+    def _emit(self, content: str) -> None:
+        if self._after_call and not self._any_content:
+            content = content.lstrip()
+        if content:
+            self._out.content += content
+            self._after_call, self._any_content = False, True
+
+
+def parse_whole(parser: CallParser, text: str) -> tuple[str, list[ToolCall]]:
+    """Content and calls of a whole output, by a fresh parser."""
+    calls: list[ToolCall] = []
+    parts = (parser.push(text), parser.finish())
+    for part in parts:
+        part.add_to(calls)
+    return "".join(part.content for part in parts), calls
+
+
+def _partial_suffix(text: str, tag: str) -> int:
+    """Length of the longest proper prefix of `tag` that `text` ends with."""
+    for length in range(min(len(tag) - 1, len(text)), 0, -1):
+        if text.endswith(tag[:length]):
+            return length
+    return 0
