@@ -37,6 +37,7 @@ from leadline.gateway.proxy.settings import ProxySettings
 from leadline.gateway.proxy.tracing import start_tracing
 from leadline.protocol.errors import RequestError, encode_error
 from leadline.protocol.openai.body import encode_body
+from leadline.protocol.openai.paths import no_such_path
 from leadline.protocol.openai.service import ModelCard, ModelList, VersionResponse
 
 __all__ = ["Gateway", "proxy_settings"]
@@ -226,12 +227,18 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
     async def router_error(request: Request, error: HTTPException) -> Response:
         if error.status_code == 404 and request.url.path in PATHS:
             error = HTTPException(405, headers={"Allow": "POST"})  # whose POST never comes here
-        what = {404: "no such path", 405: f"{request.method} is not a method of this path"}
-        kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-        body = encode_error(f"{what.get(error.status_code, error.detail)}: {request.url.path}", type=kind)
+        path = request.url.path
+        if error.status_code == 404:
+            body = encode_error(no_such_path(path, _SERVED), type="not_found_error")
+        else:
+            what = {405: f"{request.method} is not a method of this path"}
+            body = encode_error(f"{what.get(error.status_code, error.detail)}: {path}")
         return Response(body, error.status_code, dict(error.headers or {}), "application/json")
 
     return app
+
+
+_SERVED = [*PATHS, "/v1/models", "/health", "/ready", "/metrics", "/version"]
 
 
 def _json(body: bytes) -> Response:

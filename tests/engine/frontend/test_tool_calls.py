@@ -74,7 +74,7 @@ FRAGMENTS = st.sampled_from(
 
 
 class BracketsParser(CallParser):
-    """A format as somebody might add it: `[call NAME {...}]`."""
+    """A format as a new file would have it: `[call NAME {...}]`."""
 
     def parse(self) -> Steps[None]:
         yield from self.content_until("[call ")

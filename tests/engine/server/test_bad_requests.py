@@ -37,10 +37,13 @@ def completes(server: LiveServer) -> None:
         ({"prompt": ["a", 1]}, "prompt"),
         ({"prompt": [1_000_000]}, "prompt"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
-        ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": -2}, "max_tokens"),
         ({"prompt": "a", "max_tokens": "many"}, "max_tokens"),
         ({"prompt": "a", "n": 512}, "n"),
         ({"prompt": "a", "n": 0}, "n"),
+        ({"prompt": "a", "best_of": 129}, "best_of"),
+        ({"prompt": "a", "best_of": 9, "n": 2}, "best_of"),
+        ({"prompt": "a", "best_of": 4, "resume_token_ids": [5], "max_tokens": 3}, "best_of"),
         ({"prompt": "a", "temperature": 3}, "temperature"),
         ({"prompt": "a", "logit_bias": {"1000000": 1}}, "logit_bias"),
         ({"prompt": "a", "stop_token_ids": [1_000_000]}, "stop_token_ids"),
@@ -107,6 +110,16 @@ def test_what_decodes_but_is_nested_too_deeply_is_a_400(server: LiveServer) -> N
     completes(server)
 
 
+def test_a_message_names_the_field_of_the_request(server: LiveServer) -> None:
+    """And not the engine's, where several fields of the API become one."""
+    best_of = refused(server, "/v1/completions", prompt="a", best_of=129)
+    assert best_of["message"].startswith("best_of must be at most")
+    chat = refused(server, "/v1/chat/completions", messages=HI, logprobs=True, top_logprobs=21)
+    assert chat["message"].startswith("top_logprobs must be at most")
+    bias = refused(server, "/v1/completions", prompt="a", logit_bias={"not_a_token_id": 1})
+    assert "not_a_token_id" in bias["message"]
+
+
 @pytest.mark.parametrize("extra", [0, 1])
 def test_a_prompt_that_leaves_no_room_is_refused_naming_both_numbers(server: LiveServer, extra: int) -> None:
     """E3."""
@@ -114,6 +127,8 @@ def test_a_prompt_that_leaves_no_room_is_refused_naming_both_numbers(server: Liv
     assert str(CONTEXT) in error["message"]
     assert str(CONTEXT + extra) in error["message"]
     assert error["code"] == "context_length_exceeded"
+    # litellm and what is built on it tell this error by OpenAI's words.
+    assert error["message"].startswith(f"This model's maximum context length is {CONTEXT} tokens. However, ")
 
 
 @pytest.mark.parametrize(
@@ -146,10 +161,12 @@ def test_a_body_that_is_no_request_is_a_400(server: LiveServer, body: bytes) -> 
     completes(server)
 
 
-def test_half_a_surrogate_pair_is_a_400(server: LiveServer) -> None:
+@pytest.mark.parametrize("body", [rb'{"prompt": "\ud800", "max_tokens": 1}', rb'{"prompt": "a\ud800"}'])
+def test_half_a_surrogate_pair_is_a_400(server: LiveServer, body: bytes) -> None:
     with server.http as http:
-        response = http.post("/v1/completions", content=rb'{"prompt": "\ud800", "max_tokens": 1}')
+        response = http.post("/v1/completions", content=body)
     assert response.status_code == 400
+    assert "surrogate" in response.json()["error"]["message"]
     completes(server)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -144,6 +145,23 @@ def test_streamed_logprobs_equal_whole_ones(server: LiveServer) -> None:
     assert streamed == [entry.token for entry in whole.choices[0].logprobs.content or []]
 
 
+def test_bytes_of_logprobs_join_to_the_answer(server: LiveServer) -> None:
+    """Also where a token is half a character."""
+    messages = [{"role": "user", "content": "Repeat: 東京は日本の首都"}]
+    answer = server.client.chat.completions.create(
+        model="smollm2",
+        messages=messages,  # type: ignore[arg-type]
+        max_tokens=12,
+        logprobs=True,
+        top_logprobs=3,
+        extra_body={"regex": "[東京日本]{4,}"},
+    )
+    entries = answer.choices[0].logprobs.content  # type: ignore[union-attr]
+    data = b"".join(bytes(entry.bytes or []) for entry in entries or [])
+    assert data.decode("utf-8", "ignore") == (answer.choices[0].message.content or "").rstrip("\ufffd")
+    assert any(len(bytes(entry.bytes or []).decode("utf-8", "ignore")) == 0 for entry in entries or [])
+
+
 def test_an_answer_continues_the_last_message(server: LiveServer) -> None:
     answer = server.post(
         "/v1/chat/completions",
@@ -223,6 +241,162 @@ def test_a_tool_call_streams_in_pieces_that_add_up(server: LiveServer) -> None:
     assert finish == "tool_calls"
 
 
+LONG = {
+    "type": "function",
+    "function": {
+        "name": "note",
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string", "minLength": 80, "maxLength": 90}},
+            "required": ["text"],
+            "additionalProperties": False,
+        },
+    },
+}
+NAMED = {"type": "function", "function": {"name": "note"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_forced_call_streams_its_name_first_and_arguments_as_they_come(
+    server: LiveServer, choice: object
+) -> None:
+    body = {"messages": ASK, "tools": [LONG], "tool_choice": choice, "temperature": 0, "max_tokens": 120}
+    parts, finish = [], None
+    stream = server.client.chat.completions.create(model="smollm2", **body, stream=True)  # type: ignore[call-overload]
+    for chunk in stream:
+        assert not chunk.choices[0].delta.content
+        parts += chunk.choices[0].delta.tool_calls or []
+        finish = chunk.choices[0].finish_reason or finish
+    whole = server.client.chat.completions.create(model="smollm2", **body)  # type: ignore[call-overload]
+    first, *rest = [part for part in parts if part.index == 0]
+    assert (first.function.name, first.type) == ("note", "function")
+    assert first.id
+    assert all(part.id is None and part.function.name is None for part in rest)
+    assert len(rest) > 10, "piece by piece"
+    arguments = "".join(part.function.arguments for part in (first, *rest))
+    assert arguments == whole.choices[0].message.tool_calls[0].function.arguments
+    assert len(json.loads(arguments)["text"]) >= 80
+    assert finish == whole.choices[0].finish_reason
+
+
+def test_a_call_goes_on_behind_tokens_already_given(server: LiveServer) -> None:
+    """Another pod continues the call: no second id and name, and the rest of the arguments."""
+    body = {"messages": ASK, "tools": [LONG], "tool_choice": "required", "temperature": 0, "max_tokens": 60}
+    body |= {"stream": True, "return_token_ids": True}
+
+    def choices(**more: object) -> list[dict[str, Any]]:
+        text = server.post("/v1/chat/completions", **body, **more).text
+        chunks = [json.loads(event[6:]) for event in text.split("\n\n") if event.startswith("data: {")]
+        return [chunk["choices"][0] for chunk in chunks]
+
+    def parts(of: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [part for choice in of for part in choice["delta"].get("tool_calls", [])]
+
+    whole = choices()
+    ids = [token for choice in whole for token in choice.get("token_ids", [])]
+    for cut in (1, len(ids) // 2, len(ids) - 2):
+        # The chunk of a token has what the token brings.
+        seen = next(
+            n for n in range(len(whole)) if sum(len(c.get("token_ids", [])) for c in whole[:n]) >= cut
+        )
+        rest = choices(resume_token_ids=ids[:cut])
+        arguments = [part["function"]["arguments"] for part in parts(rest)]
+        assert "".join(arguments) == "".join(p["function"]["arguments"] for p in parts(whole[seen:]))
+        assert sum("id" in part for part in parts(whole[:seen]) + parts(rest)) == 1
+        assert rest[-1]["finish_reason"] == whole[-1]["finish_reason"]
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_cut_by_length_is_a_call(server: LiveServer, choice: object, stream: bool) -> None:
+    answer = server.client.chat.completions.create(
+        model="smollm2",
+        messages=ASK,
+        tools=[LONG],
+        tool_choice=choice,  # type: ignore[arg-type]
+        temperature=0,
+        max_tokens=20,
+        stream=stream,
+    )
+    if stream:
+        chunks = [chunk.choices[0] for chunk in answer]
+        finish = chunks[-1].finish_reason
+        content = "".join(chunk.delta.content or "" for chunk in chunks)
+        calls = [part for chunk in chunks for part in chunk.delta.tool_calls or []]
+    else:
+        finish = answer.choices[0].finish_reason
+        content = answer.choices[0].message.content or ""
+        calls = answer.choices[0].message.tool_calls
+    assert (finish, content, calls[0].function.name) == ("length", "", "note")
+    assert "".join(part.function.arguments for part in calls).startswith("{")
+
+
+def test_a_choice_may_allow_some_tools_only(server: LiveServer) -> None:
+    allowed = {"mode": "required", "tools": [NAMED]}
+    answer = server.post(
+        "/v1/chat/completions",
+        messages=ASK,
+        tools=[WEATHER, LONG],
+        tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
+        max_tokens=12,
+    ).json()
+    assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "note"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_custom_tools_are_skipped_and_named_in_a_header(server: LiveServer, stream: bool) -> None:
+    custom = {"type": "custom", "custom": {"name": "shell"}}
+    body = {"messages": ASK, "max_tokens": 1, "stream": stream}
+    response = server.post("/v1/chat/completions", tools=[WEATHER, custom], **body)
+    assert response.status_code == 200
+    assert response.headers["x-leadline-skipped"] == "tools[1] shell"
+    assert "tools[1] shell" in server.log
+    plain = server.post("/v1/chat/completions", tools=[WEATHER], **body)
+    assert "x-leadline-skipped" not in plain.headers
+
+
+def test_the_older_form_of_calls_and_their_answers_is_the_newer_one(server: LiveServer) -> None:
+    call = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    older = [
+        {"role": "assistant", "content": "One moment.", "function_call": call},
+        {"role": "function", "name": "get_weather", "content": "rain"},
+    ]
+    newer = [
+        {
+            "role": "assistant",
+            "content": "One moment.",
+            "tool_calls": [{"id": "c", "type": "function", "function": call}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "rain"},
+    ]
+    tokens = [server.post("/tokenize", messages=ASK + talk).json()["tokens"] for talk in (older, newer)]
+    assert tokens[0] == tokens[1]
+
+
+def test_top_p_0_is_greedy(server: LiveServer) -> None:
+    body = {"messages": FRANCE, "max_tokens": 8}
+    greedy = server.post("/v1/chat/completions", **body, temperature=0).json()
+    narrow = server.post("/v1/chat/completions", **body, temperature=2, top_p=0, stop="").json()
+    assert narrow["choices"][0]["message"] == greedy["choices"][0]["message"]
+
+
+@pytest.mark.parametrize("at_end", [True, False])
+def test_the_usage_so_far_is_in_every_chunk_if_asked_for(server: LiveServer, at_end: bool) -> None:
+    for path, body in (
+        ("/v1/chat/completions", {"messages": FRANCE}),
+        ("/v1/completions", {"prompt": "Rivers:", "logprobs": 0, "n": 2}),
+    ):
+        options = {"continuous_usage_stats": True, "include_usage": at_end}
+        text = server.post(path, **body, max_tokens=6, stream=True, stream_options=options).text
+        chunks = [json.loads(event[6:]) for event in text.split("\n\n") if event.startswith("data: {")]
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert counts == sorted(counts)
+        assert len(set(counts)) >= 5
+        assert all(chunk["usage"]["prompt_tokens"] > 0 for chunk in chunks)
+        assert (chunks[-1]["choices"] == []) == at_end
+        assert counts[-1] == 6 * body.get("n", 1)
+
+
 def test_tools_that_are_not_used_leave_plain_content(server: LiveServer) -> None:
     answer = server.client.chat.completions.create(
         model="smollm2", messages=FRANCE, tools=[WEATHER], tool_choice="none", temperature=0, max_tokens=16
@@ -243,11 +417,14 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_json_schema_shapes_the_answer(server: LiveServer, stream: bool) -> None:
+@pytest.mark.parametrize("older", [False, True])
+def test_a_json_schema_shapes_the_answer(server: LiveServer, stream: bool, older: bool) -> None:
+    """`older`: the form of llama.cpp and of LangChain's first versions."""
+    newer = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
     answer = server.client.chat.completions.create(
         model="smollm2",
         messages=[{"role": "user", "content": "Describe a person as JSON."}],
-        response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}},
+        response_format={"type": "json_object", "schema": SCHEMA} if older else newer,  # type: ignore[arg-type]
         temperature=0,
         max_tokens=80,
         stream=stream,

@@ -93,6 +93,56 @@ def test_top_logprobs_hold_the_token_that_stands_there(server: LiveServer, count
     assert any(len(top) == count + 1 for _, _, top in rows)
 
 
+@pytest.mark.parametrize("echo", [True, False])
+def test_tokens_that_are_half_a_character_have_entries_of_their_own(server: LiveServer, echo: bool) -> None:
+    """As text they all read alike, and one of them stood for all."""
+    count = 5
+    answer = create(
+        server, prompt="東京は日本の", echo=echo, logprobs=count, max_tokens=8, temperature=1, seed=1
+    )
+    columns = answer.choices[0].logprobs
+    rows = list(zip(columns.tokens, columns.token_logprobs, columns.top_logprobs, strict=True))[echo:]
+    assert any(key.startswith("bytes:\\x") for _, _, top in rows for key in top)
+    for token, logprob, top in rows:
+        assert top[token] == logprob
+        ranked = sorted(top.values(), reverse=True)
+        assert len(top) == count + (logprob < ranked[count - 1]), "all that was asked for, and the chosen one"
+    data = b"".join(
+        bytes.fromhex(token[6:].replace("\\x", "")) if token.startswith("bytes:") else token.encode()
+        for token in columns.tokens
+    )
+    assert data.decode("utf-8", "replace").rstrip("\ufffd") == answer.choices[0].text.rstrip("\ufffd")
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 1, 4])
+def test_choices_with_echo_and_logprobs_stream_as_they_are_whole(
+    server: LiveServer, warm: bool, max_tokens: int
+) -> None:
+    """`warm`: all but the prompt's last token is cached, so the other choices come before its scores."""
+    prompt = tokens_of(server, f"{PROMPT} Saturn. " * 6)[: 3 * BLOCK + 1]
+    body = {"prompt": prompt, "echo": True, "logprobs": 2, "prompt_logprobs": 1, "n": 3, "seed": 4}
+    body |= {"temperature": 1, "max_tokens": max_tokens}
+    whole = create(server, **body)
+    if not warm:
+        server.post("/admin/reset_prefix_cache")
+    columns: list[dict[str, list[Any]]] = [{} for _ in range(3)]
+    texts, rows = ["", "", ""], [None, None, None]
+    for chunk in create(server, **body, stream=True):
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.text
+        rows[choice.index] = choice.model_dump().get("prompt_logprobs") or rows[choice.index]
+        for name, column in choice.logprobs.model_dump().items() if choice.logprobs else ():
+            columns[choice.index].setdefault(name, []).extend(column)
+    for index, choice in enumerate(whole.choices):
+        assert texts[index] == choice.text
+        assert columns[index]["tokens"] == choice.logprobs.tokens
+        assert columns[index]["text_offset"] == choice.logprobs.text_offset
+        scores = zip(columns[index]["token_logprobs"], choice.logprobs.token_logprobs, strict=True)
+        assert all(a == b or a == pytest.approx(b, abs=1e-4) for a, b in scores)
+        assert len(rows[index] or []) == len(prompt)
+
+
 def test_every_choice_of_an_echoed_prompt_has_the_prompts_logprobs(server: LiveServer) -> None:
     """All but its last token is cached, so the second choice answers before the first has scored it."""
     prompt = tokens_of(server, f"{PROMPT} Jupiter. " * 6)[: 3 * BLOCK + 1]

@@ -23,6 +23,7 @@ from leadline.engine.server.metrics import Metrics
 from leadline.engine.server.openapi import document
 from leadline.engine.server.settings import ServerSettings
 from leadline.engine.server.state import Phase, ServerState
+from leadline.protocol.openai.paths import no_such_path
 
 __all__ = ["create_app"]
 
@@ -49,7 +50,7 @@ _KEYED_ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/admin/profile", profile.profile),
 ]
 
-_PATHS = frozenset(path for _, path, _ in _KEYED_ROUTES)
+_PATHS = [path for _, path, _ in (*_KEYED_ROUTES, *_OPEN_ROUTES) if "{" not in path]
 
 
 def create_app(engine: AsyncEngine | None, settings: ServerSettings) -> FastAPI:
@@ -72,10 +73,12 @@ def create_app(engine: AsyncEngine | None, settings: ServerSettings) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def router_error(request: Request, error: HTTPException) -> Response:
-        what = {404: "no such path", 405: f"{request.method} is not a method of this path"}
-        message = f"{what.get(error.status_code, error.detail)}: {request.url.path}"
-        if error.status_code == 404 and f"/v1{request.url.path}" in _PATHS:
-            message += "; a client's base URL ends in /v1"
+        path = request.url.path
+        if error.status_code == 404:
+            message = no_such_path(path, _PATHS)
+        else:
+            what = {405: f"{request.method} is not a method of this path"}
+            message = f"{what.get(error.status_code, error.detail)}: {path}"
         kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
         return error_response(
             ApiError(error.status_code, message, type=kind, headers=dict(error.headers or {}))

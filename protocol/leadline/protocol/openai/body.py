@@ -1,7 +1,7 @@
 """Decoding of request bodies: JSON to a request type, or one typed error that names the field and its value.
 
-Whole numbers written as `3.0`, as some languages' JSON writers do, are integers. That, and the words of an
-error, cost nothing where a body is as it should be: both begin with the decoder's refusal.
+Whole numbers written as `3.0`, as the JSON writers of some languages do, are integers. A valid body pays
+nothing for that, nor for good messages: both start when the decoder refuses the body.
 """
 
 from __future__ import annotations

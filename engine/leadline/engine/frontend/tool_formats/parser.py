@@ -244,7 +244,7 @@ class CallParser:
                     self._give_back()
             self._mark = None
             if self._dropped + self._at == before and self._at < len(self._text):
-                # A format that read nothing would read nothing for ever.
+                # A format that read nothing would read nothing again, without end.
                 self._emit(self._text[self._at])
                 self._at += 1
 

@@ -1,0 +1,173 @@
+"""Engine and gateway answer the same bytes with the same status: each odd request goes to both.
+
+A row is (method, path, body, status). A new kind of odd request is a row here, whichever of the two it was
+found at.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from engines import BLOCK, Engine
+from gateway_rig import gateway_to, until
+
+from leadline.gateway.tokens.service import TokenService
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HI = [{"role": "user", "content": "Hi"}]
+Row = tuple[str, str, bytes, int]
+
+
+def text(status: int, **fields: Any) -> Row:
+    return "POST", TEXT, json.dumps({"model": "m", "prompt": "Hi", "max_tokens": 1} | fields).encode(), status
+
+
+def chat(status: int, **fields: Any) -> Row:
+    return "POST", CHAT, json.dumps({"model": "m", "messages": HI, "max_tokens": 1} | fields).encode(), status
+
+
+def raw(status: int, body: bytes, path: str = TEXT) -> Row:
+    return "POST", path, body, status
+
+
+def function(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+GOOD = b'{"model":"m","prompt":"Hi","max_tokens":1}'
+BODIES = [
+    *(raw(400, body) for body in (b"", b" ", b"{", b"[]", b"null", b'"a"', b"7", b"{}", b"\xff\xfe{}")),
+    *(
+        raw(400, body)
+        for body in (GOOD + b"}", GOOD + b" x", b"\xef\xbb\xbf" + GOOD, GOOD.decode().encode("utf-16"))
+    ),
+    *(
+        raw(400, body)
+        for body in (b"[" * 100_000, b'{"a":' * 100_000, b'{"model":"m","prompt":"Hi","x":' + b"[" * 9999)
+    ),
+    *(raw(400, body) for body in (rb'{"model":"m","prompt":"\ud800"}', rb'{"prompt":"a","model":"\ud800"}')),
+    raw(400, b'{"model":"m","prompt":"\xed\xa0\x80"}'),
+    raw(400, b'{"model":"m","prompt":"Hi","temperature":NaN}'),
+    raw(400, b'{"model":"m","prompt":"Hi","temperature":Infinity,"n":"x"}'),
+    raw(200, GOOD[:-1] + b',"model":"m","max_tokens":1}'),
+    raw(200, b"\r\n\t " + GOOD + b" \n"),
+    raw(400, b'{"model":"m","prompt":"Hi","max_tokens":1,}'),
+    raw(400, b"{'model':'m','prompt':'Hi'}"),
+]
+FIELDS = [
+    *(text(404, model=name) for name in ("other", "", "m ", "M", "m\x00", "x" * 5000)),
+    *(text(400, model=name) for name in (5, ["m"], {})),
+    text(200, model=None),
+    *(text(400, n=n) for n in (0, -1, "2", 1.5, True, 10**30, 129, [])),
+    *(text(200, n=n) for n in (1, 1.0, None)),
+    *(text(400, max_tokens=limit) for limit in (0, -2, "3", 2.5, 10**30, True)),
+    *(text(200, max_tokens=limit) for limit in (1, 1.0)),
+    text(200, max_tokens=-1, stop_token_ids=list(range(40000))),
+    chat(400, max_tokens=0),
+    chat(200, max_completion_tokens=-1, stop_token_ids=list(range(40000))),
+    *(text(400, temperature=value) for value in (-1, 3, "hot", 10**400)),
+    *(text(400, top_p=value) for value in (-0.1, 1.1)),
+    text(200, top_p=0),
+    *(text(400, stop=value) for value in ([""], 5, ["x"] * 65)),
+    *(text(200, stop=value) for value in ("", [], None)),
+    *(text(400, deadline=value) for value in (-1, 0, "1", [])),
+    *(text(400, queue_timeout=value) for value in (-1, "1")),
+    *(
+        text(400, **{name: "royal"})
+        for name in ("priority_class", "seed", "stream", "echo", "n", "logit_bias")
+    ),
+    *(text(400, seed=value) for value in (2**63, -(2**63) - 1, 1.5)),
+    text(200, seed=2**63 - 1),
+    text(400, stream_options={"include_usage": True}),
+    text(400, logit_bias={"not_a_token_id": 1}),
+    text(400, logit_bias={"1000000": 1}),
+    text(400, response_format={"type": "xml"}),
+    text(400, regex="(unclosed"),
+    text(400, guided_json={"type": "object"}),
+    text(400, best_of=129),
+    text(400, best_of=1, n=2),
+    text(400, suffix="x"),
+    text(400, cache_salt="x" * 2000),
+    text(400, user=5),
+    text(400, resume_token_ids=[5]),
+    text(400, return_token_ids="yes"),
+    text(200, unknown_field={"deep": [1]}),
+    *(
+        text(400, prompt=prompt)
+        for prompt in ("", [], [""], [[]], ["a", 1], [1_000_000], [-1], [1.5], 5, None)
+    ),
+    *(text(200, prompt=prompt) for prompt in ([5.0, 6.0], ["a"], [[5]])),
+    text(400, prompt="word " * 4000),
+    text(400, prompt=[5] * 1024),
+    text(400, prompt=["a"] * 3000),
+    *(
+        chat(400, messages=messages)
+        for messages in ([], None, "Hi", [5], [{"role": "king", "content": "Hi"}])
+    ),
+    *(
+        chat(400, messages=[{"role": "user", "content": content}])
+        for content in (None, 5, [{"type": "image_url"}])
+    ),
+    chat(400, messages=[{"role": "user", "content": "word " * 4000}]),
+    chat(200, messages=[*HI, {"role": "function", "name": "f", "content": "x"}]),
+    chat(400, top_logprobs=2),
+    chat(400, logprobs=True, top_logprobs=99),
+    chat(400, functions=[function("f")]),
+    chat(400, tool_choice="required"),
+    chat(400, tools=[function("f"), function("f")]),
+    chat(400, tools=[{"type": "web_search"}]),
+    chat(200, tools=[{"type": "custom", "custom": {"name": "f"}}]),
+    chat(400, tools=[function("f")], tool_choice=function("g")),
+    chat(
+        400,
+        tools=[function("f")],
+        tool_choice={"type": "allowed_tools", "allowed_tools": {"tools": [function("g")]}},
+    ),
+    chat(400, chat_template_kwargs={"messages": []}),
+    chat(400, echo=True),
+    chat(400, stream="yes"),
+]
+PATHS = [
+    ("GET", CHAT, b"", 405),
+    ("PUT", TEXT, GOOD, 405),
+    ("POST", "/v1/models", GOOD, 405),
+    ("GET", "/v1/models/m", b"", 200),
+    ("GET", "/v1/models/other", b"", 404),
+    ("GET", "/nowhere", b"", 404),
+    ("POST", "/v1/embeddings", GOOD, 404),
+    ("POST", "/v1/chat/completion", GOOD, 404),
+    ("POST", "/chat/completions", GOOD, 404),
+    ("POST", TEXT + "?a=b", GOOD, 200),
+    ("POST", "/v1/%63ompletions", GOOD, 200),
+]
+
+
+@pytest.mark.parametrize("matching", ["text", "tokens"])
+async def test_an_odd_request_has_one_status(engine: Engine, model_folder: Path, matching: str) -> None:
+    exact = {"tokenizer": "auto", "model": str(model_folder), "block_size": BLOCK}
+    differences = []
+    async with gateway_to(engine.address, service=exact if matching == "tokens" else {}) as rig:
+        if matching == "tokens":
+            service = rig.gateway.table.get("default/m")
+            assert service is not None
+            await until(lambda: isinstance(service.tokens, TokenService), 60)
+        async with httpx.AsyncClient(timeout=60) as client:
+            for method, path, body, status in (*BODIES, *FIELDS, *PATHS):
+                there = await client.request(method, engine.url + path, content=body)
+                here = await client.request(method, rig.url + path, content=body)
+                what = f"{method} {path} {body[:100]!r} … {len(body)}"
+                if not there.status_code == here.status_code == status:
+                    differences.append((what, status, there.status_code, here.status_code, here.text[:200]))
+                elif status >= 400 and (told(there) != told(here)):
+                    differences.append((what, status, told(there), told(here), here.text[:200]))
+        await rig.settled()
+    assert not differences, "\n".join(map(str, differences))
+
+
+def told(response: httpx.Response) -> tuple[Any, ...]:
+    error = response.json()["error"]
+    return error["type"], error["param"], error["code"]
