@@ -211,7 +211,7 @@ async def test_only_streams_that_may_move_are_amended(engine: Engine) -> None:
         assert cutter.bodies[2] == several
 
 
-async def test_a_tool_call_that_has_not_gone_out_is_made_again(engine: Engine) -> None:
+async def test_a_tool_call_continues_on_another_pod(engine: Engine) -> None:
     tool = {
         "type": "function",
         "function": {
@@ -228,13 +228,14 @@ async def test_a_tool_call_that_has_not_gone_out_is_made_again(engine: Engine) -
 
     def calls(events: list[Any]) -> list[Any]:
         deltas = [chunk["choices"][0]["delta"] for chunk in events[:-1]]
-        found = [call["function"] for delta in deltas for call in delta.get("tool_calls", [])]
+        parts = [part for delta in deltas for part in delta.get("tool_calls", [])]
         assert sum("role" in delta for delta in deltas) == 1
-        return found
+        assert sum("id" in part for part in parts if part["index"] == 0) == 1
+        return [(part["index"], part["function"]) for part in parts]
 
     wanted = calls(await ask(engine.url, body))
-    assert wanted
-    for cut in (1, 3, 6):
+    assert len(wanted) > 3
+    for cut in (1, 3, 6, 12, 14):
         async with cut_stream(engine, cut) as (rig, _):
             assert calls(await ask(rig.url, body)) == wanted
 

@@ -18,8 +18,6 @@ from starlette.responses import Response
 
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.errors import RequestError
-from leadline.engine.frontend.detokenizer import Detokenizer
-from leadline.engine.frontend.stop import StopStrings
 from leadline.engine.frontend.tool_formats import (
     CallDelta,
     CallParser,
@@ -130,8 +128,6 @@ class _Answer:
         self._created = created_now()
         self._usage = UsageCounter()
         self._choices = [_Choice(self._parser()) for _ in range(request.sampling.n)]
-        if request.num_resumed and (parser := self._choices[0].parser) is not None:
-            parser.push(self._resumed_text()).add_to(self._choices[0].calls)
 
     async def whole(self, timer: RequestTimer) -> ChatCompletion:
         def take(delta: OutputDelta) -> bool:
@@ -232,18 +228,6 @@ class _Answer:
         if plan.constraint is None:
             return _tool_format(self._engine).parser(plan.tools or ())
         return NamedCallParser(plan.named) if plan.named is not None else RequiredCallParser(plan.names)
-
-    def _resumed_text(self) -> str:
-        """The output of an earlier attempt, as far as that gave it out: the parser continues behind it."""
-        request = self._request
-        prompt = len(request.prompt_token_ids) - request.num_resumed
-        detokenizer = Detokenizer(
-            self._engine.tokenizer,
-            prompt_token_ids=request.prompt_token_ids[:prompt],
-            skip_special_tokens=request.sampling.skip_special_tokens,
-        )
-        text = detokenizer.push(request.prompt_token_ids[prompt:])
-        return StopStrings(request.sampling.stop).push(text, armed=False)[0]
 
     def _parse(self, choice: _Choice, delta: OutputDelta) -> ParsedText:
         """The content of a delta, and the parts of calls in it."""

@@ -81,6 +81,7 @@ class MovableStream:
         "finished",
         "lost",
         "usage",
+        "usage_so_far",
     )
 
     def __init__(self, incoming: Incoming) -> None:
@@ -108,6 +109,9 @@ class MovableStream:
         self.lost: str | None = None
         """What the pod says of its engine, which is gone; nothing more comes from it."""
         self.usage: Usage | None = None
+        """Of the last chunk."""
+        self.usage_so_far: Usage | None = None
+        """Of any chunk, where the client asked for it in each."""
 
     @property
     def sent_tokens(self) -> int:
@@ -167,6 +171,7 @@ class MovableStream:
             return self._with_held(raw)
         if not self._id:
             self._id, self._created = chunk.id, chunk.created
+        self.usage_so_far = chunk.usage or self.usage_so_far
         if not chunk.choices:
             self.usage = chunk.usage
             return self._rewritten(data) if self.attempts > 1 else raw

@@ -160,7 +160,7 @@ async def _pump(
     try:
         while data:
             out = stream.push(data)
-            call.output, call.usage = stream.sent_tokens, stream.usage
+            call.output, call.usage = stream.sent_tokens, stream.usage_so_far
             if out:
                 if not client.started:
                     _start_stream(call, attempt, client)
