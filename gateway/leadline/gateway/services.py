@@ -61,6 +61,8 @@ class Service:
     """Names that it claims while the operator has not decided on any."""
     age: tuple[str, str] = ("", "")
     """Of the InferenceService; the oldest is the lowest."""
+    reason: str = ""
+    """Why the InferenceService is not ready, as the operator says; empty where that is not known."""
     api_key: str = field(default="", repr=False)
     """Sent to its pods; empty: none."""
     pods: dict[str, Pod] = field(default_factory=dict)
@@ -93,6 +95,11 @@ class Service:
         reported = {name: None for pod in self.pods.values() for name in pod.served_names}
         self._names = reported or self._names
         return self._names
+
+    def without_pods(self) -> str:
+        """What a client is told when no pod takes requests."""
+        why = f": the operator reports {self.reason}" if self.reason else ""
+        return f"{self.name} has no pod that takes requests{why}"
 
     def can_serve(self) -> bool:
         """Some pod is ready and not leaving."""

@@ -59,6 +59,27 @@ async def test_a_service_at_zero_is_known_by_its_names_before_it_has_a_slice(tmp
         await until(lambda: kube.pods() == {"a": "ready"})
 
 
+async def test_a_service_without_pods_tells_why_in_the_operators_word(tmp_path: Path) -> None:
+    """And not in its message, which may name nodes and images."""
+
+    def unready(status: str) -> dict[str, Any]:
+        found = llm()
+        message = "node-7 has no GPU left"
+        ready = {"type": "Ready", "status": status, "reason": "Unschedulable", "message": message}
+        found["status"]["conditions"] = [{"type": "NamesAccepted", "status": "False", "reason": "x"}, ready]
+        return found
+
+    async with trusted(tmp_path, llm()) as kube:
+        service = kube.table.get("ns/llm")
+        assert service is not None
+        assert service.without_pods() == "ns/llm has no pod that takes requests"
+        await kube.script.put(unready("False"))
+        await until(lambda: "reports Unschedulable" in service.without_pods())
+        assert "node-7" not in service.without_pods()
+        await kube.script.put(unready("True"))
+        await until(lambda: "Unschedulable" not in service.without_pods())
+
+
 @pytest.mark.parametrize(
     "forged",
     [

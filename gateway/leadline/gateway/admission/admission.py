@@ -253,7 +253,7 @@ class Admission:
             door.service.pods.values(), now
         ):
             return NoPods(
-                f"{door.service.name} has no pod that takes requests",
+                door.service.without_pods(),
                 code="no_pods",
                 retry_after=max(_NO_PODS_RETRY, door.rate.retry_after(len(door.queue), now)),
             )

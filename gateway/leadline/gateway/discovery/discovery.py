@@ -245,7 +245,8 @@ class Discovery:
         self._update(service, found_pods(pieces.values(), self._config.discovery.port))
 
     def _name(self, service: Service, known: InferenceService | None) -> None:
-        """Give a service the names of its InferenceService."""
+        """Give a service the names of its InferenceService, and the reason why that is not ready."""
+        service.reason = "" if known is None else known.reason
         if known is None:
             named: tuple[Any, ...] = (None, (), ("", ""))
         else:

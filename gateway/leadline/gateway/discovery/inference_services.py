@@ -8,7 +8,7 @@ there.
 import msgspec
 
 from leadline.gateway.discovery.slices import Metadata
-from leadline.protocol.isvc import API_VERSION, PLURAL
+from leadline.protocol.isvc import API_VERSION, PLURAL, ConditionType
 
 __all__ = ["RESOURCE", "InferenceService"]
 
@@ -21,9 +21,16 @@ class _Spec(msgspec.Struct, rename="camel"):
     aliases: list[str] | None = None
 
 
+class _Condition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+
+
 class _Status(msgspec.Struct, rename="camel"):
     names: list[str] | None = None
     service_uid: str = ""
+    conditions: list[_Condition] | None = None
 
 
 class InferenceService(msgspec.Struct):
@@ -46,6 +53,16 @@ class InferenceService(msgspec.Struct):
     def service_uid(self) -> str:
         """Of the Service in front of its pods; empty until the operator has made it."""
         return self.status.service_uid if self.status else ""
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ready, in the operator's word; empty where it is, or where that is not known yet. The
+        message beside it may name nodes and images, which are no concern of clients."""
+        conditions = (self.status.conditions if self.status else None) or ()
+        for condition in conditions:
+            if condition.type == ConditionType.READY and condition.status != "True":
+                return condition.reason
+        return ""
 
     @property
     def undecided_names(self) -> tuple[str, ...]:

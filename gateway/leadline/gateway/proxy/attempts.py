@@ -274,9 +274,7 @@ class Dispatcher:
         if call.deadline is not None and time.monotonic() >= call.deadline:
             return DeadlinePassed("the request's deadline passed", param="deadline", code="deadline_exceeded")
         if problem is None:
-            return NoPods(
-                f"{call.service.name} has no pod that takes requests", code="no_pods", retry_after=1.0
-            )
+            return NoPods(call.service.without_pods(), code="no_pods", retry_after=1.0)
         if isinstance(problem, UpstreamTimeout):
             return GatewayTimeout("no pod answered in time", code="upstream_timeout")
         return BadGateway("no pod could be reached", code="upstream_unreachable")
