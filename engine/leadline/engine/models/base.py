@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["AttentionFn", "CausalLM", "KVWrite"]
+__all__ = ["AttentionFn", "CausalLM", "KVWrite", "SmallSteps"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,6 +30,16 @@ class AttentionFn(Protocol):
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor: ...
 
 
+class SmallSteps(Protocol):
+    """A second way through a model's layers for steps of few rows."""
+
+    def may_take(self, rows: int) -> bool:
+        """Whether steps of `rows` rows can go either way."""
+
+    def choose(self, rows: int, here: bool) -> None:
+        """Let steps of `rows` rows go this way (True) or the plain one (False)."""
+
+
 class CausalLM(Protocol):
     """A decoder. T tokens packed without padding."""
 
@@ -43,6 +53,7 @@ class CausalLM(Protocol):
     dtype: torch.dtype
     writes_kv: bool
     """It can write keys and values into the cache itself, fused with their rotation."""
+    few_rows: SmallSteps | None
 
     def forward(
         self,

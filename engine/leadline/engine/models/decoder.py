@@ -211,7 +211,7 @@ class Decoder:
         else:
             rotation = (self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1), None)
         few = self.few_rows
-        if few is not None and write is not None and len(input_ids) <= few.max_rows:
+        if few is not None and write is not None and few.takes(len(input_ids)):
             hidden = few.layers(self.embed(input_ids), rotation, attend, write)
             return hidden if rows is None else hidden.index_select(0, rows)
         residual = self.embed(input_ids)
@@ -267,7 +267,7 @@ class Decoder:
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[R, hidden] → [R, vocab] in the model's dtype, gathered over ranks; in `out` if it is given."""
         few = self.few_rows
-        if few is not None and self.tp.size == 1 and 0 < len(hidden) <= few.max_rows:
+        if few is not None and self.tp.size == 1 and few.takes(len(hidden)):
             return few.logits(hidden, out)
         return self.head(hidden, out)
 

@@ -30,28 +30,34 @@ if TYPE_CHECKING:
 __all__ = ["FewRows"]
 
 
-_LARGEST = 8 << 20
-"""Elements of a weight up to which 2 and more rows are taken where it is a rank's part or in FP8: cuts of
-larger ones are tuned for whole weights of 16 bits (skinny_shapes.py). A step of 32 rows with FP8 weights took
-1.41 ms for the 0.6B shape, 1.74 by the plain layers; 7.0 ms for 8B, 4.6 by the plain layers (H200)."""
-
-
 class FewRows:
-    """Runs steps of up to `max_rows` rows for one model; made by `FewRows.of`."""
+    """Runs steps of few rows for one model; made by `FewRows.of`."""
 
     def __init__(self, model: Decoder) -> None:
         self.model = model
         self.space = Workspace(model.hidden_size, model.dtype, model.device)
+        # Scaled residuals could pass float16's largest number, and experts take many rows faster.
+        many = model.dtype == torch.bfloat16 and model.config.experts is None
+        self.max_rows = MAX_ROWS if many else 1
+        self._chosen: dict[int, bool] = {}
 
-    @property
-    def max_rows(self) -> int:
-        """Scaled residuals could pass float16's largest number: there only single rows are taken. So they are
-        of models with experts, whose products of more rows are fast."""
-        model, linears = self.model, self.model.layers[0].linears
-        few = model.dtype == torch.bfloat16 and model.config.experts is None
-        if model.tp.size > 1 or linears[0].scale is not None:
-            few = few and max(linear.weight.numel() for linear in linears) <= _LARGEST
-        return MAX_ROWS if few else 1
+    def takes(self, rows: int) -> bool:
+        """Whether a step of `rows` rows runs here rather than through the plain layers.
+
+        One row always does. More do as `choose` said of the next larger size, if it was asked.
+        """
+        if not self.may_take(rows):
+            return rows == 1
+        size = min((size for size in self._chosen if size >= rows), default=None)
+        return size is None or self._chosen[size]
+
+    def may_take(self, rows: int) -> bool:
+        """Whether a step of `rows` rows can run here and through the plain layers."""
+        return 1 < rows <= self.max_rows
+
+    def choose(self, rows: int, here: bool) -> None:
+        """Let steps of `rows` rows run here (True) or through the plain layers (False)."""
+        self._chosen[rows] = here
 
     @staticmethod
     def of(model: Decoder) -> FewRows | None:

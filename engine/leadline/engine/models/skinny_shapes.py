@@ -22,13 +22,16 @@ class Shape:
 
     @staticmethod
     def of(num_out: int, width: int, gated: bool, rows: int = 32) -> Shape:
-        """By trial on an H200 (benchmarks/gpu_skinny.py --tune) for the shapes that `_CUTS` has, up to 32
-        rows; else many weights fill the GPU with programs of whole rows, and few weights are cut into about
-        one program an SM, if the width can be split that far."""
-        if rows <= 32 and (num_out, width, gated) in _CUTS:
-            return _CUTS[num_out, width, gated]
+        """The cut found by trial on an H200 (benchmarks/gpu_skinny.py --tune) for the shapes in `_CUTS`.
+
+        Otherwise many weights fill the GPU with programs of whole rows, and few weights are cut into about
+        one program an SM, if the width can be split that far.
+        """
+        known = (_CUTS if rows <= 32 else _CUTS_64).get((num_out, width, gated))
+        if known is not None:
+            return known
         if num_out * width * (1 + gated) > _MANY_WEIGHTS:
-            outs = 32 if gated and rows <= 32 else 64
+            outs = 32 if gated else 64
             depth, splits = (128 if width % 128 == 0 else 64), 1
             while -(-num_out // outs) * splits < 90 and width % (2 * splits * depth) == 0:
                 splits *= 2
@@ -60,4 +63,20 @@ _CUTS = {
     (151936, 1024, False): Shape(64, 64, 1, 5, 4, prefetch=False),
     (151936, 4096, False): Shape(64, 64, 1, 5, 4, prefetch=False),
 }
-"""Outputs, width and whether gated."""
+"""Up to 32 rows: outputs, width and whether gated."""
+_CUTS_64 = {
+    # Qwen3-0.6B: qkv, o, gate and up, down
+    (4096, 1024, False): Shape(64, 128, 1, 4, 4, prefetch=False),
+    (1024, 2048, False): Shape(64, 128, 4, 4, 8, prefetch=False),
+    (3072, 1024, True): Shape(32, 128, 1, 5, 4, prefetch=False, near=128),
+    (1024, 3072, False): Shape(64, 128, 6, 4, 8, prefetch=False),
+    # Qwen3-8B, Llama 8B
+    (6144, 4096, False): Shape(64, 128, 1, 4, 4, prefetch=False),
+    (4096, 4096, False): Shape(64, 128, 2, 4, 4, prefetch=False),
+    (12288, 4096, True): Shape(32, 64, 1, 4, 4, prefetch=False, near=128),
+    (4096, 12288, False): Shape(64, 128, 2, 4, 4, prefetch=False),
+    # their heads
+    (151936, 1024, False): Shape(128, 64, 1, 3, 4, prefetch=False),
+    (151936, 4096, False): Shape(128, 128, 1, 4, 8, prefetch=False),
+}
+"""The same for 33 to 64 rows."""

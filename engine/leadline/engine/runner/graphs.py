@@ -16,6 +16,7 @@ what a graph leaves in them is read before the next one starts.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from triton.runtime.errors import OutOfResources
 
 from leadline.engine.attention import AttentionBackend
 from leadline.engine.core.plan import StepPlan
@@ -41,11 +43,11 @@ logger = logging.getLogger("leadline.engine.runner")
 
 
 def graph_sizes(max_rows: int) -> list[int]:
-    """Batch sizes to capture, ascending: 1, 2, 4, by 8 to 64, by 16 to 256, by 64 above, and max_rows.
+    """Batch sizes to capture, ascending: 1, 2, 4, by 8 to 96, by 16 to 256, by 64 above, and max_rows.
 
     A padded row costs its share of the matrix products and no KV reads.
     """
-    ladder = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows, 64)]
+    ladder = [1, 2, 4, *range(8, 96, 8), *range(96, 256, 16), *range(256, max_rows, 64)]
     return [size for size in ladder if size < max_rows] + [max_rows]
 
 
@@ -131,8 +133,22 @@ class DecodeGraphs:
         return CaptureReport(len(sizes), len(lengths), time.perf_counter() - began, used)
 
     def _capture(self, size: int) -> None:
+        """Where two ways through the layers can serve `size` rows, capture both and keep the faster."""
         self.buffers.send(None, size)
-        self._graphs[size] = self.capture_step(lambda: self._step(size))
+        few = self.model.few_rows
+        if few is None or not few.may_take(size):
+            self._graphs[size] = self.capture_step(lambda: self._step(size))
+            return
+        graphs = {}
+        for here in (True, False):
+            few.choose(size, here)
+            # A cut that was never tried on this GPU may need more shared memory than it has.
+            with contextlib.suppress(OutOfResources):
+                graphs[here] = self.capture_step(lambda: self._step(size))
+        times = {here: self.microseconds(graph) for here, graph in graphs.items()}
+        best = min(times, key=times.__getitem__)
+        few.choose(size, best)
+        self._graphs[size] = graphs[best]
 
     def capture_step(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """A graph of what `step` launches; it is run once before."""
