@@ -113,6 +113,20 @@ def test_short_chunks_after_long_prefixes_split_their_keys(shape: str, block_siz
         assert not backend._prefill_arrived.any()
 
 
+@pytest.mark.parametrize(
+    "rows", [[(3000, 1024)], [(5000, 1), (9000, 2048), (300, 300)], [(700, 1), (8200, 8192)]]
+)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_long_chunk_after_a_prefix_goes_through_fa3_where_it_is_installed(
+    shape: str, rows: list[tuple[int, int]]
+) -> None:
+    case = make_case(SHAPES[shape], 64, rows, dtype=torch.bfloat16, device=DEVICE, seed=11)
+    backend = build("triton", case.spec)
+    out = case.run(backend)
+    assert backend._fa3.takes_prefix == backend._fa3.available
+    assert worst_error(out, case.expected) < TOLERANCE[torch.bfloat16]
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 1, 64), (8, 8, 128), (6, 2, 80), (4, 2, 96)])
 def test_triton_takes_other_group_sizes_and_head_dims(heads: int, kv_heads: int, dim: int) -> None:
     check(

@@ -61,6 +61,8 @@ class AttentionBatch:
     max_context_len: int
     kv_written: bool = False
     """k and v of every layer are in the cache when `forward` is called: the model wrote them."""
+    captured: bool = False
+    """Part of a CUDA graph: the host's lists are bounds of the lengths, not the lengths."""
 
 
 class AttentionBackend(Protocol):

@@ -17,7 +17,7 @@ import math
 
 import torch
 
-from leadline.engine.attention.fa3 import FreshChunks
+from leadline.engine.attention.fa3 import FlashChunks
 from leadline.engine.attention.interface import AttentionBatch, AttentionSpec
 from leadline.engine.errors import ConfigError
 
@@ -26,8 +26,11 @@ __all__ = ["TritonBackend", "import_triton"]
 _QUERIES = 64
 """Query tokens a prefill CTA."""
 
-_SPLIT_PROGRAMS = 512
-"""CTAs up to which the keys of a small prefill are split."""
+_SPLIT_PROGRAMS = 1536
+"""Most CTAs among which the keys of a prefill are split."""
+_FEW_PROGRAMS = 512
+"""With no more CTAs than these, parts may be as short as _SHORT_PART keys; else they have _LONG_PART."""
+_SHORT_PART, _LONG_PART = 256, 2048
 
 _PDL_ROWS = 128
 """Up to so many rows the decode kernel starts before the one that makes q and the KV has ended."""
@@ -95,12 +98,14 @@ class TritonBackend:
         self._prefill_meta = torch.zeros(1, dtype=torch.int32, device=device)
         self._prefill_items = torch.empty(0, dtype=torch.int32, device=device)
         self._prefill_splits = 1
+        self._prefill_slots = 2 * _processors(device)
+        """Prefill CTAs that run at once."""
         programs = (_SPLIT_PROGRAMS, _QUERIES)
         self._prefill_out = torch.empty((*programs, spec.head_dim), dtype=torch.float32, device=device)
         self._prefill_lse = torch.empty(programs, dtype=torch.float32, device=device)
         self._prefill_arrived = torch.zeros(_SPLIT_PROGRAMS, dtype=torch.int32, device=device)
         self._batch: AttentionBatch | None = None
-        self._fa3 = FreshChunks(spec)
+        self._fa3 = FlashChunks(spec)
         self.graph_fresh_chunks = self._fa3.available
         self._fresh = (0, 0)
         """First row and first token that FA3 takes."""
@@ -112,7 +117,8 @@ class TritonBackend:
 
         spec = self.spec
         self._batch = batch
-        self._fresh = first, token = self._fa3.begin(batch)
+        self._fresh = self._fa3.begin(batch)
+        first = self._fresh[0]
         decodes, chunks = batch.num_decodes, first - batch.num_decodes
         if decodes:
             self._target = self._targets[0] if decodes <= 2 else self._targets[1]
@@ -128,10 +134,13 @@ class TritonBackend:
                 MAX_CHUNKS=_power_of_two(self._targets[1] // spec.num_kv_heads + 1),
                 num_warps=4,
             )
-        if chunks:
-            most = (token - decodes) // _QUERIES + chunks
+        if chunks and not self._fa3.takes_prefix:
+            queries = batch.query_lens_host[decodes:first]
+            most = sum(-(-count // _QUERIES) for count in queries)
             self._prefill_items = torch.empty(most, dtype=torch.int32, device=spec.device)
-            self._prefill_splits = _prefill_splits(most * spec.num_heads, batch.max_context_len)
+            self._prefill_splits = prefill_splits(
+                most * spec.num_heads, batch.max_context_len, self._prefill_slots
+            )
             triton_prefill.prefill_items_kernel[(chunks,)](
                 batch.cu_q,
                 self._prefill_items,
@@ -163,7 +172,9 @@ class TritonBackend:
         decodes = batch.num_decodes
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         first, token = self._fresh
-        if first > decodes:
+        if self._fa3.takes_prefix:
+            self._fa3.attend_prefix(q[decodes:token], k_cache, v_cache, out[decodes:token])
+        elif first > decodes:
             self.prefill(q, k_cache, v_cache, out)
         if first < batch.num_rows:
             self._fa3.attend(q[token:], k[token:], v[token:], out[token:])
@@ -251,6 +262,7 @@ class TritonBackend:
             DIM_TILE=self._dim_tile,
             PRECISION=self._precision,
             SPLITS=splits,
+            LEAST_KEYS=_least_keys(self._prefill_items.shape[0] * spec.num_heads * splits),
             num_warps=warps,
             num_stages=stages,
         )
@@ -290,13 +302,29 @@ def _heads_packed(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
-def _prefill_splits(programs: int, context: int) -> int:
-    """Parts that the keys of each query block are split into: more while the GPU has room for them and each
-    part keeps some tiles."""
-    splits = 1
-    while splits < 8 and 2 * splits * programs <= _SPLIT_PROGRAMS and context >= 2 * splits * 256:
-        splits *= 2
-    return splits
+def _processors(device: torch.device) -> int:
+    """Multiprocessors of the GPU; a GPU's worth where Triton's interpreter runs on the CPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+def prefill_splits(programs: int, context: int, slots: int) -> int:
+    """Parts that the keys of each of `programs` query blocks are split into: 1, 2, 4 or 8.
+
+    `slots` CTAs run at once, so the time is that of ceil(programs * splits / slots) rounds of a part each. A
+    split must save a tenth of it and leave each part enough keys.
+    """
+    best, rounds = 1, math.ceil(programs / slots)
+    for splits in (2, 4, 8):
+        total = programs * splits
+        if total > _SPLIT_PROGRAMS or context < splits * _least_keys(total):
+            break
+        if math.ceil(total / slots) / splits < 0.9 * rounds:
+            best, rounds = splits, math.ceil(total / slots) / splits
+    return best
+
+
+def _least_keys(programs: int) -> int:
+    return _SHORT_PART if programs <= _FEW_PROGRAMS else _LONG_PART
 
 
 def _power_of_two(n: int) -> int:

@@ -8,9 +8,9 @@ knows.
                      0                                          full_end (multiple of TILE)    end
                      unmasked loop: every row is written                  masked loop
 
-A few query blocks after a long prefix would leave most of the GPU idle. Their keys are then split over SPLITS
-CTAs, each of which writes a normalised partial output and its base-2 log-sum-exp; the last to arrive merges
-them in order, as in triton_decode.py.
+A few query blocks after a long prefix would leave part of the GPU idle. Their keys are then split over up to
+SPLITS CTAs with at least LEAST_KEYS keys each, which write a normalised partial output and its base-2
+log-sum-exp; the last to arrive merges them in order, as in triton_decode.py.
 
 Invariant: no key at or past the row's context length is loaded (NaN in unwritten cache rows cannot reach
 the result).
@@ -150,6 +150,7 @@ def prefill_kernel(
     DIM_TILE: tl.constexpr,
     PRECISION: tl.constexpr,
     SPLITS: tl.constexpr,
+    LEAST_KEYS: tl.constexpr,
 ):
     """q [T, HEADS, HEAD_DIM] with q_stride elements a token; out contiguous; caches as in triton_decode.
 
@@ -184,8 +185,11 @@ def prefill_kernel(
     first_position = context - q_len + block * QUERIES
     full_end = (first_position + 1) // TILE * TILE
     end = tl.minimum(first_position + QUERIES, context)
-    # This CTA's part of the keys, in whole tiles; all of them if SPLITS is 1.
-    length = tl.cdiv(tl.cdiv(end, TILE), SPLITS) * TILE
+    # This CTA's part of the keys, in whole tiles; all of them if there is one part.
+    parts = tl.maximum(tl.minimum(end // LEAST_KEYS, SPLITS), 1)
+    if part >= parts:
+        return
+    length = tl.cdiv(tl.cdiv(end, TILE), parts) * TILE
     low = part * length
     high = tl.minimum(low + length, end)
     peak = tl.full([QUERIES], float("-inf"), tl.float32)
@@ -202,7 +206,7 @@ def prefill_kernel(
             scale_log2, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_TILE, TILE, PRECISION, True,
         )  # fmt: skip
     out_at = out + tokens[:, None] * (HEADS * HEAD_DIM) + head * HEAD_DIM + dims[None, :]
-    if SPLITS == 1:
+    if parts == 1:
         tl.store(out_at, (acc / weight[:, None]).to(out.dtype.element_ty), mask=q_mask)
     else:
         lanes = tl.arange(0, QUERIES)
@@ -216,17 +220,17 @@ def prefill_kernel(
         # All threads' partial stores come before the release of the one atomic (barrier, then acq_rel).
         tl.debug_barrier()
         counter = arrived + item * HEADS + head
-        if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
+        if tl.atomic_add(counter, 1, sem="acq_rel") == parts - 1:
             tl.store(counter, 0)
             top = tl.full([QUERIES], float("-inf"), tl.float32)
-            for other in range(SPLITS):
+            for other in range(parts):
                 lse = tl.load(part_lse + (first + other) * QUERIES + lanes, cache_modifier=".cg")
                 top = tl.maximum(top, lse)
             # Queries past the row's end saw no key at all.
             top = tl.maximum(top, -1e30)
             weight = tl.zeros([QUERIES], tl.float32)
             acc = tl.zeros([QUERIES, DIM_TILE], tl.float32)
-            for other in range(SPLITS):
+            for other in range(parts):
                 lse = tl.load(part_lse + (first + other) * QUERIES + lanes, cache_modifier=".cg")
                 share = tl.exp2(lse - top)
                 value = tl.load(

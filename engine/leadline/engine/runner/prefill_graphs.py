@@ -180,6 +180,7 @@ class PrefillGraphs:
             max_query_len=length,
             max_context_len=longest,
             kv_written=model.writes_kv,
+            captured=True,
         )
         decode.backend.begin(batch)
         hidden = model.forward(
