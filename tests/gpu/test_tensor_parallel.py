@@ -21,7 +21,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from gpu_engine import agrees, compare
+from gpu_engine import compare
 from gpu_models import SHAPES, write_model, write_weights
 from leadline.engine import LLM, SamplingParams
 from leadline.engine.errors import EngineDead
@@ -240,21 +240,51 @@ def test_512_requests_of_1000_cached_tokens(folder: Path) -> None:
     llm.close()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_experts_over_ranks_give_the_tokens_of_one_gpu(dtype: str, tmp_path: Path) -> None:
-    """Many requests and a lone one, whose steps of one row go another way in 16 bits."""
-    folder = write_model(tmp_path, SHAPES["tiny-moe"], dtype)
-    write_weights(folder, SHAPES["tiny-moe"], dtype)
-    given = prompts(20, 150, 5)
+def expert_runs(folder: Path, dtype: str, given: list[list[int]]) -> list[list[CompletionOutput]]:
+    """Greedy runs on one rank and on two: many requests, and a lone one, whose steps of one row take another
+    way in 16 bits."""
     params = [SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=30, logprobs=8)] * len(given)
     found = []
     for ranks in (1, 2):
         with LLM(str(folder), tensor_parallel=ranks, **SETTINGS | {"dtype": dtype}) as llm:
             found.append(runs(llm, given, params) + runs(llm, given[:1], params[:1]))
-    if dtype == "float32":
-        assert_equal_but_for_ties(found[1], found[0])
-    else:
-        assert agrees(difference := compare(found[0], found[1])), difference
+    return found
+
+
+def test_experts_over_ranks_give_the_tokens_of_one_gpu(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, SHAPES["tiny-moe"], "float32")
+    write_weights(folder, SHAPES["tiny-moe"], "float32")
+    one, two = expert_runs(folder, "float32", prompts(20, 150, 5))
+    assert_equal_but_for_ties(two, one)
+
+
+def test_experts_over_ranks_in_16_bits_are_as_near_to_float32_as_on_one_gpu(tmp_path: Path) -> None:
+    """In bfloat16 a router of random weights changes its choice by rounding alone, so one rank's tokens say
+    nothing of another's. Each run is compared with float32 on its own history instead.
+
+    Over two ranks the outputs of attention and of experts are rounded twice more before they are summed: four
+    roundings more than the eight or so of a layer. Independent errors then grow by sqrt(12 / 8) = 1.22.
+    """
+    folder = write_model(tmp_path, SHAPES["tiny-moe"], "bfloat16")
+    write_weights(folder, SHAPES["tiny-moe"], "bfloat16")
+    given = prompts(20, 150, 5)
+    found = expert_runs(folder, "bfloat16", given)
+    means = []
+    with LLM(str(folder), **SETTINGS) as exact:
+        for outputs in found:
+            errors = []
+            for prompt, output in zip([*given, given[0]], outputs, strict=True):
+                whole = exact.generate(
+                    [prompt + output.token_ids],
+                    SamplingParams(max_tokens=1, prompt_logprobs=0),
+                    use_tqdm=False,
+                )[0].prompt_logprobs
+                assert whole is not None
+                assert output.logprobs is not None
+                truth = whole[len(prompt) - 1 :]
+                errors += [abs(a.logprob - b.logprob) for a, b in zip(output.logprobs, truth, strict=True)]
+            means.append(sum(errors) / len(errors))
+    assert 0 < means[1] < 1.5 * means[0], means
 
 
 @pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
