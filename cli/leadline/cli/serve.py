@@ -24,10 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--api-processes",
         type=int,
-        default=1,
         metavar="N",
-        help="processes that read requests, detokenize and write answers; more for tens of thousands of "
-        "tokens a second (default: %(default)s)",
+        help="processes that read requests, detokenize and write answers (default: 1 on CPU; on a GPU up to "
+        "4, by the CPU cores and the size of the model)",
     )
     group.add_argument(
         "--drain-timeout",
@@ -117,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"port must lie between 0 and 65535, not {args.port}")
-    if not 1 <= args.api_processes <= _MOST_API_PROCESSES:
+    if args.api_processes is not None and not 1 <= args.api_processes <= _MOST_API_PROCESSES:
         raise ConfigError(
             f"api_processes must lie between 1 and {_MOST_API_PROCESSES}, not {args.api_processes}"
         )

@@ -21,10 +21,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.config import EngineConfig
+from leadline.engine.cores import usable_cores
 from leadline.engine.errors import EngineDead, LeadlineError
+from leadline.engine.models.config import load_model_config
+from leadline.engine.models.cost import active_weights
 from leadline.engine.server.control import (
     Begin,
     Channel,
@@ -46,13 +50,32 @@ from leadline.engine.server.exposition import Family, added
 from leadline.engine.server.listening import LAST_WORDS_SECONDS
 from leadline.engine.server.settings import ServerSettings
 
-__all__ = ["ApiPool"]
+__all__ = ["ApiPool", "default_api_processes"]
 
 logger = logging.getLogger("leadline.engine.server")
 
 _COUNT_SECONDS = 2.0
 _DEATHS, _DEATHS_SECONDS = 3, 30.0
 """So many deaths a worker within so many seconds are too many."""
+
+
+_MOST_BY_DEFAULT = 4
+_LARGE_MODEL = 4_000_000_000
+"""Weights per token from which on two processes are enough: 256 streams of an 8B model on an H200 get 19k
+tokens/s, and one process writes 55k (docs/decisions/018)."""
+_GPU_DRIVER = Path("/dev/nvidiactl")
+
+
+def default_api_processes(config: EngineConfig) -> int:
+    """API processes of a server that names no number: 1 on CPU, which the model needs; on a GPU half of the
+    cores that the engine's own processes leave, up to 4, or 2 for a large model."""
+    if config.device == "cpu" or not _GPU_DRIVER.exists():
+        return 1
+    most, folder = _MOST_BY_DEFAULT, Path(config.model.removeprefix("file://")).expanduser()
+    with contextlib.suppress(LeadlineError, OSError):
+        if active_weights(load_model_config(folder)) >= _LARGE_MODEL:
+            most = 2
+    return max(1, min(most, (usable_cores() - config.tensor_parallel) // 2))
 
 
 class _Worker:

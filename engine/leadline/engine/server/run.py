@@ -26,7 +26,7 @@ from leadline.engine.publisher.publisher import Publisher
 from leadline.engine.server.app import create_app
 from leadline.engine.server.listening import address_of, http_server, listen_first, settle_garbage
 from leadline.engine.server.logs import configure_logging
-from leadline.engine.server.pool import ApiPool
+from leadline.engine.server.pool import ApiPool, default_api_processes
 from leadline.engine.server.publishing import announce, publisher_of
 from leadline.engine.server.settings import ServerSettings
 from leadline.engine.server.state import DRAINING, Phase, ServerState
@@ -41,6 +41,8 @@ def serve(config: EngineConfig, settings: ServerSettings, *, factory: str = DEFA
     """Serve until told to stop; returns the exit code. Raises LeadlineError for what kept it from
     starting. `factory` names another core than the real one, for tests and benchmarks."""
     config.validate()
+    if settings.api_processes is None:
+        settings = dataclasses.replace(settings, api_processes=default_api_processes(config))
     configure_logging(settings.log_level, settings.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Process(config, settings, factory).run())
@@ -60,7 +62,8 @@ class _Process:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        settings, shared = self._settings, self._settings.api_processes > 1
+        settings, processes = self._settings, self._settings.api_processes or 1
+        shared = processes > 1
         listener = listen_first(settings.host, settings.port, shared=shared)
         self._publisher = publisher_of(settings, listener)
         app = create_app(None, settings)
@@ -69,7 +72,7 @@ class _Process:
         http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
         if shared:
             bound = dataclasses.replace(settings, port=listener.getsockname()[1])
-            self._pool = ApiPool(settings.api_processes - 1, self._config, bound, state.metrics.render)
+            self._pool = ApiPool(processes - 1, self._config, bound, state.metrics.render)
             state.page = self._pool.page
             self._pool.spawn()
         try:

@@ -12,8 +12,9 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     """0 picks a free port; the start-up line says which."""
-    api_processes: int = 1
-    """Processes that read requests, detokenize and write answers, beside the engine core's own."""
+    api_processes: int | None = None
+    """Processes that read requests, detokenize and write answers, beside the engine core's own. None: as many
+    as `pool.default_api_processes` says."""
     drain_timeout: float = 30.0
     """Seconds that running requests get to finish after SIGTERM."""
     log_level: str = "info"
