@@ -165,6 +165,7 @@ def make_llm(options: argparse.Namespace, folder: Path, backend: str, mode: str)
         block_size=int(block_size),
         enforce_eager=mode == "eager",
         max_num_batched_tokens=options.max_num_batched_tokens,
+        prefill_step_ms=options.prefill_step_ms,
         max_model_len=8192 if options.shape != "tiny" else 4096,
     )
     seconds = time.perf_counter() - began
@@ -292,6 +293,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--longest", type=int, default=1024)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
+    parser.add_argument("--prefill-step-ms", type=float, help="EngineConfig.prefill_step_ms")
     parser.add_argument("--phases", action="store_true", help="host time of a step by phase (graph mode)")
     parser.add_argument("--profile", action="store_true", help="GPU kernels by time")
     parser.add_argument("--json", help="append one JSON line a measurement here")

@@ -58,6 +58,9 @@ class EngineConfig:
     """Token budget of one step."""
     prefill_chunk: int | None = None
     """Most prompt tokens of one sequence in one step; None: whatever is left of the budget."""
+    prefill_step_ms: float | None = None
+    """Milliseconds a step may take when it computes prompts while interactive requests decode: longer prompts
+    are cut into chunks that fit. 0: no bound. None: 50 for a server on a GPU, else no bound."""
     scheduling_policy: str = "weighted"
     class_weights: dict[str, float] = field(default_factory=lambda: {"interactive": 4.0, "batch": 1.0})
     queue_timeout: float | None = None
@@ -122,6 +125,10 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
         if self.max_model_len == 1:
             raise ConfigError("max_model_len must be at least 2: a token of prompt, and one of output")
+        if self.prefill_step_ms is not None and not 0 <= self.prefill_step_ms < math.inf:
+            raise ConfigError(
+                f"prefill_step_ms must be a number of milliseconds from 0 on, not {self.prefill_step_ms}"
+            )
         if self.queue_timeout is not None and not 0 <= self.queue_timeout < math.inf:
             raise ConfigError(f"queue_timeout must be a number of seconds, not {self.queue_timeout}")
         if self.dtype not in ("auto", "float32", "float16", "bfloat16"):

@@ -32,6 +32,7 @@ from leadline.engine.errors import EngineDead, RequestError
 from leadline.engine.messages import CoreOutput, CoreRequest
 from leadline.engine.models.base import CausalLM
 from leadline.engine.models.config import load_model_config
+from leadline.engine.models.cost import attention_work
 from leadline.engine.profiling import Phases, nvtx_sink
 from leadline.engine.progress import ReportStage, no_report
 from leadline.engine.runner import build_runner
@@ -48,6 +49,8 @@ logger = logging.getLogger("leadline.engine.core")
 _FAILURES_IN_A_ROW = 3
 """Steps that may fail, one after the other, before the engine gives itself up."""
 _EMA = 0.1
+_PREFILL_STEP_MS = {"cpu": 0.0, "cuda": 50.0}
+"""What a step with prompts may take while interactive requests decode, where the config leaves it open."""
 _DRAFTING_ROWS = {"cpu": 4, "cuda": 16}
 """Decoding sequences up to which drafts pay (docs/decisions/015)."""
 
@@ -114,6 +117,8 @@ class EngineCore:
             revision=local.revision,
             listener=listener,
             speculative_max_batch=_DRAFTING_ROWS[self.runner.device.type],
+            prefill_step_ms=_PREFILL_STEP_MS[self.runner.device.type],
+            attention_work=attention_work(self.model_config),
         )
         self.phases = Phases(nvtx_sink() if config.nvtx else None)
         """Ranges around the phases of each step; its runner enters the ones that are its own."""
@@ -304,6 +309,7 @@ class EngineCore:
         return False
 
     def _measure(self, plan: StepPlan, seconds: float) -> None:
+        self.scheduler.observe(plan, seconds)
         tokens = plan.num_tokens
         prefill = tokens - sum(row.count for row in plan.rows if row.count == 1 or row.tokens is not None)
         if not prefill:

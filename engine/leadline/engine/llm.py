@@ -44,10 +44,12 @@ class LLM:
 
     def __init__(self, model: str, *, progress: bool = True, **settings: Any) -> None:
         """Load `model` (smollm2, hf://org/name, file:///path or a path); `settings` are EngineConfig's
-        fields.
+        fields. Unlike a server, it does not bound the time of steps that compute prompts (prefill_step_ms).
 
         Raises ConfigError, ModelNotFound, ModelUnreachable, Unauthorized, UnsupportedModel, OutOfMemory.
         """
+        # No client waits for single tokens here: steps compute as many prompt tokens as they can.
+        settings.setdefault("prefill_step_ms", 0.0)
         self.config = EngineConfig(model=model, **settings).validate()
         local = resolve_model(model, download_dir=self.config.download_dir, progress=progress)
         self.tokenizer = Tokenizer.load(local.path)

@@ -20,11 +20,14 @@ def build_scheduler(
     revision: str = "",
     listener: PoolListener | None = None,
     speculative_max_batch: int = 4,
+    prefill_step_ms: float = 0.0,
+    attention_work: float = 0.0,
 ) -> Scheduler:
     """A scheduler over a fresh pool of `num_blocks` blocks (what the runner allocated).
 
     model and revision name the prefix chain's namespace; model defaults to the served name.
-    speculative_max_batch: for a config that leaves it open. Raises ConfigError for settings that cannot work
+    speculative_max_batch, prefill_step_ms: for a config that leaves them open. attention_work: cost of one
+    key relative to one token's products (models/cost.py). Raises ConfigError for settings that cannot work
     and for unknown policies.
     """
     pool = BlockPool(num_blocks, load_eviction_policy(config.eviction_policy), listener)
@@ -35,5 +38,7 @@ def build_scheduler(
         model=model,
         revision=revision,
         speculative_max_batch=config.speculative_max_batch or speculative_max_batch,
+        prefill_step_ms=prefill_step_ms if config.prefill_step_ms is None else config.prefill_step_ms,
+        attention_work=attention_work,
     )
     return Scheduler(settings, pool, policy)

@@ -14,9 +14,12 @@ Admission takes all blocks for the known tokens at once, so a prefill never stop
 
 from __future__ import annotations
 
+import math
+
 from leadline.engine.core.books import Books
 from leadline.engine.core.plan import NewSeq, StepPlan, StepRow
 from leadline.engine.core.sequence import Sequence
+from leadline.engine.core.step_time import LEAST_TOKENS, StepTime
 
 __all__ = ["Prefill"]
 
@@ -24,8 +27,11 @@ __all__ = ["Prefill"]
 class Prefill:
     """Plans the prefill part of steps; also keeps the prefix cache's hit statistics."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: Books, step_time: StepTime | None = None) -> None:
+        """step_time: bounds what a step computes while interactive requests decode."""
         self._books = books
+        self._step_time = step_time
+        self._work_left = math.inf
         self.query_tokens = 0
         self.hit_tokens = 0
         self._starts: dict[Sequence, int] = {}
@@ -40,6 +46,9 @@ class Prefill:
         books = self._books
         policy = books.policy
         self._starts = {}
+        self._work_left = math.inf
+        if self._step_time is not None and any(seq.priority_class == "interactive" for seq in books.decoding):
+            self._work_left = self._step_time.allowed()
         policy.begin_step(budget, {seq.priority_class for seq in books.prefilling})
         budget = self._round(plan, budget, now, may_admit)
         if budget > 0:
@@ -54,7 +63,7 @@ class Prefill:
             if budget <= 0:
                 return budget
             budget -= self._grant(seq, budget)
-        while may_admit and budget > 0 and books.free_slots:
+        while may_admit and budget > 0 and self._work_left > 0 and books.free_slots:
             candidate = books.policy.peek()
             if candidate is None or books.policy.limit(candidate) < 1:
                 break
@@ -126,12 +135,15 @@ class Prefill:
         )
 
     def _grant(self, seq: Sequence, budget: int) -> int:
-        """Plan the next tokens of `seq`, as many as budget, share and chunk size allow; returns how many."""
+        """Plan the next tokens of `seq`, as many as budget, share, chunk size and time allow; returns how
+        many."""
         books = self._books
         start = self._starts.get(seq, seq.computed)
         count = min(budget, seq.prefill_left, books.policy.limit(seq))
         if books.config.prefill_chunk is not None:
             count = min(count, start + books.config.prefill_chunk - seq.computed)
+        if self._step_time is not None and self._work_left < math.inf:
+            count = self._within_time(self._step_time, seq.computed, count)
         if count <= 0:
             return 0
         self._starts[seq] = start
@@ -140,6 +152,17 @@ class Prefill:
         if seq.computed >= seq.commit_at:
             books.commit(seq, seq.computed)
         return count
+
+    def _within_time(self, step_time: StepTime, start: int, count: int) -> int:
+        """At most `count` tokens from `start` on that the step has time for: whole tiles of LEAST_TOKENS, and
+        one of them at least if they are its first."""
+        fitting = step_time.tokens(start, self._work_left)
+        if fitting >= count:
+            self._work_left -= step_time.work(start, count)
+            return count
+        self._work_left = 0.0
+        fitting -= fitting % LEAST_TOKENS
+        return min(count, fitting if self._starts else max(fitting, LEAST_TOKENS))
 
     def _rows(self) -> tuple[list[StepRow], list[Sequence]]:
         """Turn the step's grants into rows.

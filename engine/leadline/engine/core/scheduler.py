@@ -29,6 +29,7 @@ from leadline.engine.core.sequence import Sequence, State
 from leadline.engine.core.settings import SchedulerConfig
 from leadline.engine.core.speculation import Drafter, Speculation
 from leadline.engine.core.stats import SchedulerStats
+from leadline.engine.core.step_time import StepTime
 from leadline.engine.core.timeouts import Timeouts
 from leadline.engine.errors import QueueFull, RequestError
 from leadline.engine.messages import CoreOutput, CoreRequest
@@ -52,7 +53,9 @@ class Scheduler:
         self._books = Books(config, pool, policy)
         self._speculation = Speculation(config, make_drafter)
         self._decode = Decode(self._books, self._speculation)
-        self._prefill = Prefill(self._books)
+        seconds = config.prefill_step_seconds
+        self._step_time = StepTime(seconds, config.attention_work) if seconds else None
+        self._prefill = Prefill(self._books, self._step_time)
         self._results = Results(self._books, self._speculation)
         self._timeouts = Timeouts()
         self._flights: deque[Flight] = deque()
@@ -208,6 +211,11 @@ class Scheduler:
         outputs = self.take_outputs()
         outputs.extend(self._results.apply(flight, result))
         return outputs
+
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """Learn from a step that was read how long steps take."""
+        if self._step_time is not None:
+            self._step_time.observe(plan, seconds)
 
     def take_outputs(self) -> list[CoreOutput]:
         """Final outputs of requests that ended without a step: aborted, timed out."""

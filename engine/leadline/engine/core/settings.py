@@ -20,6 +20,10 @@ class SchedulerConfig:
     max_queued_requests: int = 2048
     max_num_batched_tokens: int = 8192
     prefill_chunk: int | None = None
+    prefill_step_seconds: float = 0.0
+    """What a step with prompts may take while interactive requests decode; 0: no bound."""
+    attention_work: float = 0.0
+    """Cost of attending to one key relative to one token's matrix products."""
     prefix_caching: bool = True
     speculative_ngram: int = 0
     """Most tokens drafted for one sequence in one step; 0: no speculation."""
@@ -55,6 +59,8 @@ class SchedulerConfig:
         model: str = "",
         revision: str = "",
         speculative_max_batch: int = 4,
+        prefill_step_ms: float = 0.0,
+        attention_work: float = 0.0,
     ) -> SchedulerConfig:
         """Of an engine's settings, with the context length, the model identity and what is best on the device
         that loading resolved."""
@@ -65,6 +71,8 @@ class SchedulerConfig:
             max_queued_requests=config.max_queued_requests,
             max_num_batched_tokens=config.max_num_batched_tokens,
             prefill_chunk=config.prefill_chunk,
+            prefill_step_seconds=prefill_step_ms / 1000,
+            attention_work=attention_work,
             prefix_caching=config.prefix_caching,
             speculative_ngram=config.speculative_ngram,
             speculative_match=config.speculative_match,
