@@ -208,3 +208,45 @@ def test_two_namespaced_releases_do_not_see_each_others_services(cluster: Cluste
                 assert "forbidden" not in log.lower(), log
                 for other in {one.name, two.name} - {namespace.name}:
                     assert other not in log
+
+
+def test_settings_stay_while_a_replicaset_that_began_with_them_has_pods(cluster: Cluster) -> None:
+    """A node that is lost in the middle of a rollout makes new pods of the old ReplicaSet."""
+    with cluster.namespace("settings") as namespace:
+
+        def release(verb: str, policy: str, replicas: int = 1) -> set[str]:
+            """Names of the ConfigMaps with settings afterwards. The image does not exist: rollouts stay in their
+            middle."""
+            cluster.helm(
+                *(verb, "r", str(CHART), "-n", namespace.name, f"--set=gateway.config.policy={policy}"),
+                "--set=operator.enabled=false,valkey.enabled=false,crds.install=false,namespaced=true",
+                "--set=gateway.image.repository=local/nothing,gateway.image.pullPolicy=Never",
+                f"--set=gateway.replicas={replicas}",
+            )
+            found = json.loads(namespace.kubectl("get", "configmaps", "-o", "json"))["items"]
+            names = {one["metadata"]["name"] for one in found}
+            return {name for name in names if name.startswith("r-leadline-gateway-")}
+
+        def used() -> set[str]:
+            """By ReplicaSets with pods."""
+            items = json.loads(namespace.kubectl("get", "replicasets", "-o", "json"))["items"]
+            volumes = [
+                volume
+                for one in items
+                if one["spec"]["replicas"]
+                for volume in one["spec"]["template"]["spec"]["volumes"]
+            ]
+            return {one["configMap"]["name"] for one in volumes if one["name"] == "config"}
+
+        first = release("install", "prefix")
+        namespace.until("the first ReplicaSet has a pod", lambda: used() == first, 30)
+        both = release("upgrade", "random")
+        assert (len(first), len(both)) == (1, 2)
+        assert first < both
+        namespace.until("the second has one too", lambda: used() == both, 30)
+        release("upgrade", "random", replicas=0)
+        namespace.until("no ReplicaSet has a pod", lambda: not used(), 30)
+        assert release("upgrade", "random") == both - first, "no pod uses the first settings any more"
+        wrong = "--set=gateway.config.polcy=x"
+        with pytest.raises(AssertionError, match="polcy"):
+            cluster.helm("upgrade", "r", str(CHART), "-n", namespace.name, wrong)
