@@ -215,8 +215,7 @@ def test_settings_stay_while_a_replicaset_that_began_with_them_has_pods(cluster:
     with cluster.namespace("settings") as namespace:
 
         def release(verb: str, policy: str, replicas: int = 1) -> set[str]:
-            """Names of the ConfigMaps with settings afterwards. The image does not exist: rollouts stay in their
-            middle."""
+            """Names of the ConfigMaps with settings afterwards. No rollout ends: there is no such image."""
             cluster.helm(
                 *(verb, "r", str(CHART), "-n", namespace.name, f"--set=gateway.config.policy={policy}"),
                 "--set=operator.enabled=false,valkey.enabled=false,crds.install=false,namespaced=true",

@@ -180,6 +180,17 @@ def test_each_part_is_given_its_own_user_of_redis(
 
 
 @pytest.mark.cluster
+def test_the_sentence_of_the_admission_policy_is_the_one_that_the_operator_knows(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    from leadline.operator.api import _ANOTHER_OWNER
+
+    (policy,) = [one for one in render(cluster, tmp_path, {}) if one["kind"] == "ValidatingAdmissionPolicy"]
+    assert _ANOTHER_OWNER in policy["spec"]["validations"][0]["message"]
+    assert not [one for one in render(cluster, tmp_path, {"namespaced": True}) if "Admission" in one["kind"]]
+
+
+@pytest.mark.cluster
 def test_other_settings_are_another_configmap(cluster: Cluster, tmp_path: Path) -> None:
     """So that new pods of an older ReplicaSet find the settings that they began with."""
 

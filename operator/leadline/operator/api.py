@@ -31,6 +31,8 @@ _LOOKING_MANAGER = "leadline-looks"
 _REFUSALS_BY_500 = ("failed to create typed patch object", "Internal error occurred: failed calling webhook")
 """Beginnings of what the API server answers with 500 for an object that does not fit its kind's schema, and
 where an admission webhook that must be asked is not there: an apply again at once would be told the same."""
+_ANOTHER_OWNER = "this object has another owner"
+"""In the chart: templates/operator/admission.yaml."""
 _TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
 _CONNECTIONS = 64
 _WRITES = {"PATCH", "POST", "PUT", "DELETE"}
@@ -112,7 +114,8 @@ class ApiClient:
 
     async def find_by_patch(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """As `find`, with the right to patch alone: a dry run of an apply that sets nothing answers with the
-        object as it is. None too where not even that would be admitted, which the real apply will be told."""
+        object as it is. None too where not even that would be admitted: the real apply reports it. If the
+        chart's admission policy hides an object of another owner, only its name is returned."""
         metadata = {"namespace": namespace, "name": name}
         try:
             found = await self._request(
@@ -126,6 +129,8 @@ class ApiClient:
         except ApiError as error:
             if not error.is_permanent:
                 raise
+            if _ANOTHER_OWNER in error.message:
+                return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": dict(metadata)}
             return None
         # One that would be made by it is of no version.
         return found if found["metadata"].get("resourceVersion") else None
