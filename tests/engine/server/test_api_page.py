@@ -27,4 +27,6 @@ def test_the_examples_of_the_page_run(server: LiveServer, capsys: pytest.Capture
     name, arguments = tool.split(" ", 1)
     assert name == "weather"
     assert json.loads(arguments)["city"] in ("Paris", "Rome")
-    assert refused.startswith("400 context_length_exceeded messages Error code: 400 - the prompt has ")
+    assert refused.startswith(
+        "400 context_length_exceeded messages Error code: 400 - This model's maximum context length is "
+    )
