@@ -274,7 +274,7 @@ def parse_whole(parser: CallParser, text: str) -> tuple[str, list[ToolCall]]:
 
 def _partial_suffix(text: str, tag: str) -> int:
     """Length of the longest proper prefix of `tag` that `text` ends with."""
-    for length in range(min(len(tag) - 1, len(text)), 0, -1):
-        if text.endswith(tag[:length]):
-            return length
-    return 0
+    at = text.find(tag[0], max(0, len(text) - len(tag) + 1))
+    while at >= 0 and not tag.startswith(text[at:]):
+        at = text.find(tag[0], at + 1)
+    return len(text) - at if at >= 0 else 0
