@@ -100,7 +100,7 @@ PARSERS: dict[str, Any] = {
     end=st.integers(0, 30),
     sizes=st.lists(st.integers(1, 25), min_size=1, max_size=5),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_streaming_gives_what_the_whole_text_gives(kind, fragments, end, sizes):
     text = "".join(fragments)
     text = text[: max(0, len(text) - end)]
@@ -119,7 +119,7 @@ def test_streaming_gives_what_the_whole_text_gives(kind, fragments, end, sizes):
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=8,
 )
@@ -132,9 +132,9 @@ JSON = st.recursive(
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     kind=st.sampled_from(["hermes", "llama3_json", "required", "named", "text"]),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_any_arguments_arrive_as_they_are(arguments, indent, ascii_only, sizes, kind):
-    text = json.dumps(arguments, indent=indent, ensure_ascii=ascii_only, allow_nan=True)
+    text = json.dumps(arguments, indent=indent, ensure_ascii=ascii_only)
     inner = json.dumps(text, ensure_ascii=ascii_only) if kind == "text" else text
     call = f'{{"name": "add", "arguments": {inner}}}'
     parser = parser_of("hermes") if kind == "text" else PARSERS[kind]()
