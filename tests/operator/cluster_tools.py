@@ -119,7 +119,9 @@ class OperatorProcess:
             [
                 *(sys.executable, "-m", "leadline.cli.main", "operator", "--accelerator=cpu"),
                 *(f"--namespace={cluster.namespace}", f"--own-namespace={cluster.namespace}"),
-                *(f"--port={self.port}", "--lease-seconds=3", "--operator-name=tested", *options),
+                *(f"--port={self.port}", "--lease-seconds=3", "--operator-name=tested"),
+                # Many stand-ins for engines fit a small node.
+                *("--cpu-requests=cpu=1m,memory=1Mi", "--gpu-requests=cpu=1m,memory=1Mi", *options),
             ],
             cwd=ROOT,
             stdout=self._file,

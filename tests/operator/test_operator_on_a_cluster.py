@@ -437,7 +437,7 @@ def test_a_pod_whose_engine_has_limits_is_guaranteed_although_it_downloads(
     with operator(cluster, tmp_path) as process:
         cluster.apply(limited, plain)
         until(lambda: len(classes()) == 2, explain=process.text)
-        assert classes() == {"limited": "Guaranteed", "plain": "BestEffort"}
+        assert classes() == {"limited": "Guaranteed", "plain": "Burstable"}
 
 
 def test_a_node_that_turns_down_what_was_given_to_it_is_said(cluster: Cluster, tmp_path: Path) -> None:
@@ -547,6 +547,34 @@ def test_a_definition_that_is_deleted_takes_its_services_along_and_may_come_back
         until(lambda: is_ready(cluster, "gone"), 60, process.text)
     finally:
         process.stop()
+
+
+def test_nothing_is_written_into_a_namespace_that_is_being_deleted(cluster: Cluster, tmp_path: Path) -> None:
+    """The operator's own Lease is elsewhere, as in life."""
+    lease = f"lease-{cluster.namespace}"
+    names = [f"n{number}" for number in range(12)]
+    try:
+        with operator(cluster, tmp_path, "--own-namespace=default", f"--lease-name={lease}") as process:
+            cluster.apply(*(service(name, replicas=0) for name in names))
+            until(
+                lambda: all(cluster.ready(name).get("reason") == "ScaledToZero" for name in names),
+                explain=process.text,
+            )
+            before = sum(process.writes().values())
+            began = time.monotonic()
+            cluster.kubectl("delete", "namespace", cluster.namespace, "--timeout=100s", namespaced=False)
+            took, written = time.monotonic() - began, sum(process.writes().values()) - before
+            until(lambda: not process.metric("leadline_operator_queue_length").get(""))
+            # One attempt a worker at most finds out; without the note each service tries again and again.
+            assert written <= 2 * len(names), (took, written, process.text())
+            assert "is being deleted: nothing is written there any more" in process.text()
+            assert "again in" not in process.text()
+            # A namespace of the same name is another: its services are looked at.
+            cluster.kubectl("create", "namespace", cluster.namespace, namespaced=False)
+            cluster.apply(service("fresh", replicas=0))
+            until(lambda: cluster.ready("fresh").get("reason") == "ScaledToZero", explain=process.text)
+    finally:
+        cluster.kubectl("delete", "lease", lease, "-n", "default", namespaced=False)
 
 
 def test_an_operator_that_is_killed_at_random_moments_converges(cluster: Cluster, tmp_path: Path) -> None:

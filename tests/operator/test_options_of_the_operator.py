@@ -36,6 +36,18 @@ def test_the_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPa
         ("PORT", "70000", "port must lie between 0 and 65535, not 70000"),
         ("GATEWAY_URL", "gw:80", "gateway-url must be http://HOST or https://HOST, not 'gw:80'"),
         ("GATEWAY_LABELS", "app", "gateway-labels must be KEY=VALUE,..., not 'app'"),
+        (
+            "CPU_REQUESTS",
+            "cpu=lots",
+            "cpu-requests must be amounts of cpu, memory or ephemeral-storage, such as "
+            "cpu=500m,memory=2Gi, not 'cpu=lots'",
+        ),
+        (
+            "GPU_REQUESTS",
+            "gpu=1",
+            "gpu-requests must be amounts of cpu, memory or ephemeral-storage, such as "
+            "cpu=500m,memory=2Gi, not 'gpu=1'",
+        ),
         ("ACCELERATOR", "tpu", "accelerator must be gpu or cpu, not 'tpu'"),
     ],
 )
@@ -46,6 +58,11 @@ def test_a_value_that_cannot_work_is_named(
     with pytest.raises(LeadlineError) as refused:
         settings()
     assert str(refused.value) == message
+
+
+def test_what_engines_ask_for_may_be_nothing() -> None:
+    given = settings("--cpu-requests=cpu=2,memory=1Gi", "--gpu-requests=")
+    assert (given.cpu_requests, given.gpu_requests) == ({"cpu": "2", "memory": "1Gi"}, {})
 
 
 def test_an_empty_namespace_is_not_all_of_them() -> None:

@@ -21,7 +21,7 @@ import kopf
 from leadline.operator.kinds import Kind
 from leadline.protocol.isvc import FIELD_MANAGER
 
-__all__ = ["ApiClient", "ApiError", "Conflict", "NotFound"]
+__all__ = ["ApiClient", "ApiError", "Conflict", "NamespaceTerminating", "NotFound"]
 
 Object = dict[str, Any]
 
@@ -56,6 +56,14 @@ class ApiError(Exception):
 
 class NotFound(ApiError):
     """404"""
+
+
+class NamespaceTerminating(ApiError):
+    """403 for something new in a namespace that is being deleted."""
+
+    @property
+    def is_permanent(self) -> bool:
+        return False
 
 
 class Conflict(ApiError):
@@ -248,9 +256,12 @@ def _error(status: int, text: str) -> ApiError:
     try:
         answer = json.loads(text)
         reason, message = str(answer.get("reason", "")), str(answer.get("message", text))
+        causes = {str(cause.get("reason")) for cause in (answer.get("details") or {}).get("causes") or []}
     except (ValueError, AttributeError):
-        reason, message = "", text[:500]
+        reason, message, causes = "", text[:500], set()
     kind = {404: NotFound, 409: Conflict}.get(status, ApiError)
+    if status == 403 and "NamespaceTerminating" in causes:
+        kind = NamespaceTerminating
     return kind(status, reason, message)
 
 

@@ -27,6 +27,7 @@ from leadline.operator.kinds import CHILDREN, POD, SERVICE, Kind
 from leadline.operator.leader import LeaderElection
 from leadline.operator.metrics import OperatorMetrics
 from leadline.operator.names import MANAGED_SELECTOR
+from leadline.operator.namespaces import TerminatingNamespaces
 from leadline.operator.progress import PodProbe
 from leadline.operator.queue import WorkQueue
 from leadline.operator.ranking import Ranker
@@ -90,7 +91,8 @@ class Operator:
             await self._first_sync(api)
             starts = StartWatcher(self.store, probe, self.queue.add, self.settings.looks_at)
             troubles = TroubleWatcher(api, self.store, self.queue.add, self.settings.looks_at)
-            scaler = ServiceScaler(api, self.store, self.settings, probe, self.queue.add)
+            terminating = TerminatingNamespaces(self.store)
+            scaler = ServiceScaler(api, self.store, self.settings, probe, self.queue.add, terminating)
             reconciler = Reconciler(
                 api,
                 self.store,
@@ -101,6 +103,7 @@ class Operator:
                 self._claims,
                 self.queue.add,
                 scaler.report,
+                terminating,
             )
             users = RedisUsers(self.store, self.settings, lambda up: self.metrics.redis_users.set(float(up)))
             tasks = [

@@ -73,6 +73,8 @@ class Observed:
     """Names for clients that the service has, and those that it claims and does not have."""
     scaling: ScalingReport | None = None
     """Of a service with `autoscaling`; None: the autoscaler has not looked at it yet."""
+    limited: frozenset[str] = frozenset()
+    """Resources that LimitRanges of the namespace give to containers that do not ask for them."""
     refusal: str = ""
     """What the API server said when it refused one of the objects that are wanted."""
 

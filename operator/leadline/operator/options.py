@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from leadline.operator.quantities import quantity
 from leadline.operator.settings import OperatorSettings
 from leadline.protocol.errors import LeadlineError
 
@@ -42,6 +43,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("gateway-url", "URL", "base URL of the gateway, for status.url"),
         ("gateway-namespace", "NAME", "where the gateway's pods run (default: the operator's namespace)"),
         ("gateway-labels", "KEY=VALUE,...", "labels of the gateway's pods"),
+        (
+            "gpu-requests",
+            "cpu=N,memory=N",
+            "what an engine asks for with each GPU, where its service does not say",
+        ),
+        ("cpu-requests", "cpu=N,memory=N", "the same of an engine on the CPU, without the model's weights"),
         ("monitoring-namespace", "NAME", "its pods may reach engine pods, for /metrics"),
         ("lease-name", "NAME", "of the Lease that decides which replica acts"),
     ):
@@ -140,6 +147,8 @@ def _parse(name: str, text: str) -> object:
             if not pairs or not all(key and equals for key, equals, _ in pairs):
                 raise LeadlineError(f"gateway-labels must be KEY=VALUE,..., not {text!r}")
             return {key: value for key, _, value in pairs}
+        case "gpu_requests" | "cpu_requests":
+            return _requests(name.replace("_", "-"), text)
         case "namespaces":
             return tuple(part for part in text.split(",") if part)
         case "workers" | "port":
@@ -150,3 +159,17 @@ def _parse(name: str, text: str) -> object:
             return text.lower() not in ("0", "false", "no")
         case _:
             return text
+
+
+def _requests(option: str, text: str) -> dict[str, str]:
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    for name, _, amount in pairs:
+        try:
+            if name not in ("cpu", "memory", "ephemeral-storage") or quantity(amount) < 0:
+                raise ValueError(name)
+        except ValueError:
+            raise LeadlineError(
+                f"{option} must be amounts of cpu, memory or ephemeral-storage, such as cpu=500m,memory=2Gi, "
+                f"not {text!r}"
+            ) from None
+    return {name: amount for name, _, amount in pairs}

@@ -93,6 +93,7 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
         settings,
         replicas_owned_elsewhere=owned_by_autoscaler(deployment, observed.autoscaled),
         running=None if deployment is None else deployment.get("spec", {}).get("replicas"),
+        limited=observed.limited,
         claim_class=claim_class(claim),
     )
     if not context.on_gpu and spec.tensor_parallel > 1:

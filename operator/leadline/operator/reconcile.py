@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from leadline.operator.api import ApiClient, ApiError, Conflict, NotFound
+from leadline.operator.api import ApiClient, ApiError, Conflict, NamespaceTerminating, NotFound
 from leadline.operator.diagnosis import lacks_secret
 from leadline.operator.drift import Echoes
 from leadline.operator.hpas import Hpas
 from leadline.operator.kinds import BY_KIND, EVENT, SERVICE
+from leadline.operator.limit_ranges import LimitRanges
 from leadline.operator.names import HASH_ANNOTATION, child_name
+from leadline.operator.namespaces import TerminatingNamespaces
 from leadline.operator.objects.context import digest
 from leadline.operator.observed import (
     Observed,
@@ -81,6 +83,7 @@ class Reconciler:
         claims: Claims | None = None,
         affects: Callable[[Key], None] = lambda key: None,
         scaling: Callable[[Key], ScalingReport | None] = lambda key: None,
+        terminating: TerminatingNamespaces | None = None,
     ) -> None:
         """`reports(pods)`: how far those of them are that start, by uid, as far as is known. `troubles(key)`:
         what is in the way of a service's pods, by uid. `claims`: the names of all services in the store.
@@ -89,7 +92,9 @@ class Reconciler:
         self._claims, self._affects = claims or Claims(), affects
         self._api, self._store, self._settings = api, store, settings
         self._reports, self._troubles, self._scaling = reports, troubles, scaling
-        self._ranker, self._hpas = ranker, Hpas(api)
+        self._terminating = terminating or TerminatingNamespaces(store)
+        self._ranker, self._hpas, self._limit_ranges = ranker, Hpas(api), LimitRanges(api)
+        self._limited: dict[str, frozenset[str]] = {}
         self._autoscaled: dict[Key, frozenset[Target] | None] = {}
         """Of services that are being looked at."""
         self._echoes = Echoes()
@@ -105,11 +110,18 @@ class Reconciler:
             or not self._settings.looks_at(service)
         ):
             self._refusals.pop(key, None)
+            self._terminating.forget(key[0])
             return Outcome.GONE, None
+        if self._terminating.hold(service):
+            return Outcome.GONE, None
+        self._limited[key[0]] = await self._limit_ranges.of(key[0])
         try:
             if was_autoscaled(self._deployment(key)):
                 self._autoscaled[key] = await self._hpas.targets((key[0],))
             return await self._reconcile(key, service)
+        except NamespaceTerminating:
+            self._terminating.add(key[0])
+            return Outcome.GONE, None
         finally:
             self._autoscaled.pop(key, None)
 
@@ -216,6 +228,7 @@ class Reconciler:
                 self._troubles(key),
                 self._names(key, service),
                 self._scaling(key),
+                self._limited.get(key[0], frozenset()),
                 self._refusals[key].message if key in self._refusals else "",
             ),
             self._settings,

@@ -24,6 +24,7 @@ from leadline.operator.gateways import Gateways
 from leadline.operator.hpas import Hpas
 from leadline.operator.kinds import SERVICE
 from leadline.operator.names import child_name
+from leadline.operator.namespaces import TerminatingNamespaces
 from leadline.operator.observed import ScalingReport, Target, active_pods, was_autoscaled
 from leadline.operator.progress import PodProbe
 from leadline.operator.settings import OperatorSettings
@@ -64,9 +65,11 @@ class ServiceScaler:
         settings: OperatorSettings,
         probe: PodProbe,
         changed: Callable[[Key], None] = lambda key: None,
+        terminating: TerminatingNamespaces | None = None,
     ) -> None:
         """`changed(service)` is called when its report is another."""
         self._changed = changed
+        self._terminating = terminating or TerminatingNamespaces(store)
         self._reports: dict[Key, ScalingReport] = {}
         self._api, self._store, self._settings, self._probe = api, store, settings, probe
         self._gateways, self._hpas = Gateways(api, settings, probe), Hpas(api)
@@ -109,7 +112,7 @@ class ServiceScaler:
         service = self._store.service(key)
         if service is None or service["metadata"].get("deletionTimestamp"):
             return None
-        if not self._settings.looks_at(service):
+        if not self._settings.looks_at(service) or self._terminating.hold(service):
             return None
         try:
             spec = msgspec.convert(service.get("spec", {}), InferenceServiceSpec)

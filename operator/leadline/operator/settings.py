@@ -31,6 +31,10 @@ class OperatorSettings:
     engine_cpu_image: str = field(default_factory=lambda: _image("leadline/engine-cpu"))
     accelerator: str = "gpu"
     """gpu | cpu, for services that do not say."""
+    gpu_requests: dict[str, str] = field(default_factory=lambda: {"cpu": "1", "memory": "4Gi"})
+    """What an engine asks for with each GPU, where its service does not say; empty: nothing."""
+    cpu_requests: dict[str, str] = field(default_factory=lambda: {"cpu": "500m", "memory": "1536Mi"})
+    """What an engine on the CPU asks for, beside the memory of its weights where their size is known."""
     gateway_url: str = ""
     """Base URL of the gateway, for status.url; empty: the service's own pods."""
     gateway_namespace: str = ""

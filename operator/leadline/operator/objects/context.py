@@ -42,6 +42,8 @@ class ServiceContext:
     """A HorizontalPodAutoscaler scales the Deployment itself: its `replicas` are not ours to set."""
     running: int | None = None
     """`replicas` of the Deployment there is; None without one."""
+    limited: frozenset[str] = frozenset()
+    """Resources that LimitRanges of the namespace give to containers that do not ask for them."""
     claim_class: str | None = None
     """Storage class that the service gave its cache claim; None: the cluster chose it."""
 

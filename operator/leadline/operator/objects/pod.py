@@ -30,6 +30,7 @@ from leadline.operator.objects.containers import (
     is_downloaded,
 )
 from leadline.operator.objects.context import ServiceContext, digest
+from leadline.operator.objects.requests import add_default_requests
 from leadline.operator.objects.support import warmup_text
 from leadline.operator.strategic import strategic_merge
 from leadline.protocol.isvc import label
@@ -56,7 +57,9 @@ def pod_template(context: ServiceContext) -> dict[str, Any]:
         }
         metadata = template.setdefault("metadata", {})
         metadata["labels"] = {**(metadata.get("labels") or {}), **required}
-        _share_resources(template.get("spec") or {})
+    pod = template.get("spec") or {}
+    add_default_requests(context, pod, _named(pod.get("containers"), CONTAINER))
+    _share_resources(pod)
     return template
 
 
