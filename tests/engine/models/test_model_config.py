@@ -166,6 +166,7 @@ def test_dynamic_ends_where_its_frequencies_would_change(tmp_path):
         ({**LLAMA, "quantization": {"group_size": 64, "bits": 4}}, r"quantization \(unknown\)"),
         ({**LLAMA, "compression_config": {"quant_method": "sparseml"}}, r"compression_config \(sparseml\)"),
         ({**LLAMA, "per_layer_config": {"0": {"num_key_value_heads": 1}}}, "per_layer_config"),
+        ({**LLAMA, "use_qk_norm": True}, "use_qk_norm is True"),
         ({**LLAMA, "final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
         ({**LLAMA, "embedding_multiplier": 12}, "embedding_multiplier is 12"),
         ({**LLAMA, "model_type": "mistral"}, "model_type 'mistral' contradicts .* LlamaForCausalLM"),
@@ -245,13 +246,18 @@ def test_fields_that_ask_for_nothing_are_neither_refused_nor_told(harmless, tmp_
 
 def test_the_code_that_became_an_architecture_may_be_named(tmp_path):
     code = {
-        "AutoConfig": "configuration_phi3.Phi3Config",
+        "AutoConfig": "org/name--configuration_phi3.Phi3Config",
         "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
     }
     assert load_model_config(write(tmp_path, phi3(auto_map=code))).family == "phi3"
 
 
-def test_fields_that_nobody_knows_are_listed(tmp_path):
+def test_a_field_may_ask_for_what_the_family_has(tmp_path):
+    coder = {"use_qk_norm": True, "shared_expert_intermediate_size": 0, "qkv_bias": False}
+    assert load_model_config(write(tmp_path, moe(**coder))).unknown_fields == ()
+
+
+def test_unknown_fields_are_listed(tmp_path):
     odd = {"zeta": 1, "alpha": [2], "nothing": None, "rope_parameters": {"rope_type": "default", "twist": 3}}
     config = load_model_config(write(tmp_path, {**LLAMA, **odd}))
     assert config.unknown_fields == ("alpha", "rope_parameters.twist", "zeta")

@@ -78,7 +78,7 @@ class ModelConfig:
     """Every id that ends a generation, out of generation_config.json and config.json."""
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     unknown_fields: tuple[str, ...] = ()
-    """Fields of config.json that are set and that we know nothing of."""
+    """Fields of config.json that are set and that are not known here."""
 
     @property
     def max_model_len(self) -> int:
@@ -108,7 +108,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
     architecture, family = _architecture(raw)
     # A default stands in for an absent field only: null has its own meaning (no window, one KV head a head).
     fields = {name: value for name, value in {**family.defaults, **raw}.items() if value is not None}
-    refuse_unread(raw, family.code)
+    refuse_unread(raw, family)
     _refuse_activation(fields)
 
     hidden, heads = positive(fields, "hidden_size"), positive(fields, "num_attention_heads")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from leadline.engine.errors import UnsupportedModel
+from leadline.engine.models.families import Family
 from leadline.engine.models.rope_config import ROPE_FIELDS
 
 __all__ = ["refuse_unread", "unknown_fields"]
@@ -136,6 +137,8 @@ _HARMLESS = frozenset(
         "finetuning_task",
         "id2label",
         "is_decoder",
+        "is_llama_config",
+        "keys_to_ignore_at_inference",
         "label2id",
         "max_length",
         "num_labels",
@@ -164,18 +167,21 @@ _HARMLESS = frozenset(
         # of windows, where the family has no switch for them
         "max_window_layers",
         "use_sliding_window",
+        # of tensors, which say it themselves, and of positions in images
+        "qkv_bias",
+        "use_mrope",
     }
 )
 
 
-def refuse_unread(raw: Mapping[str, Any], known_code: Iterable[str]) -> None:
-    """Raise UnsupportedModel for the first field that changes the computation and that we do not honour.
+_QK_NORM = ("qk_norm", "use_qk_norm", "qk_layernorm")
 
-    `known_code`: classes that auto_map may name, because the architecture here is that very code.
-    """
+
+def refuse_unread(raw: Mapping[str, Any], family: Family) -> None:
+    """Raise UnsupportedModel for the first field that changes the computation and that we do not honour."""
     for name, neutral in _REFUSED.items():
         value = raw.get(name)
-        if value is None or value in neutral:
+        if value is None or value in neutral or (value is True and family.qk_norm and name in _QK_NORM):
             continue
         if name in ("quantization", "quantization_config", "compression_config"):
             method = value.get("quant_method", "unknown") if isinstance(value, dict) else value
@@ -186,7 +192,7 @@ def refuse_unread(raw: Mapping[str, Any], known_code: Iterable[str]) -> None:
             f"config.json: {name} is {_shown(value)}, which changes what the model computes and is not "
             "supported"
         )
-    _refuse_code(raw.get("auto_map"), frozenset(known_code))
+    _refuse_code(raw.get("auto_map"), family.code)
 
 
 def _refuse_code(auto_map: object, known: frozenset[str]) -> None:
@@ -195,8 +201,9 @@ def _refuse_code(auto_map: object, known: frozenset[str]) -> None:
     if not isinstance(auto_map, dict):
         raise UnsupportedModel(f"config.json: auto_map must be an object, not {_shown(auto_map)}")
     for name, code in auto_map.items():
-        classes = code if isinstance(code, list) else [code]
-        if name.startswith(("AutoModel", "AutoConfig")) and not {str(one) for one in classes} <= known:
+        # A copy names the repository that it takes the code from: org/name--file.Class.
+        classes = {str(one).rpartition("--")[2] for one in (code if isinstance(code, list) else [code])}
+        if name.startswith(("AutoModel", "AutoConfig")) and not classes <= known:
             raise UnsupportedModel(
                 f"config.json: auto_map gives {name} to code of the repository ({_shown(code)}), which is "
                 "never run; if the model is a plain one of its architecture, serve a copy without auto_map"
@@ -204,7 +211,7 @@ def _refuse_code(auto_map: object, known: frozenset[str]) -> None:
 
 
 def unknown_fields(raw: Mapping[str, Any], read: Iterable[str]) -> tuple[str, ...]:
-    """Names of the fields that are set and that nobody knows, in order. `read`: those of the family."""
+    """Names of the fields that are set and that are not known here, in order. `read`: those of the family."""
     known = _READ | _HARMLESS | _REFUSED.keys() | set(read)
     names = [name for name, value in raw.items() if value is not None and name not in known]
     for rope in ("rope_parameters", "rope_scaling"):
