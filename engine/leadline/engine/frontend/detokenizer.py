@@ -46,7 +46,7 @@ class Detokenizer:
         self._pieces = tokenizer.pieces
         self._skipped: frozenset[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._opaque = self._pieces.kind is JoinKind.OPAQUE
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")(self._pieces.errors)
         self._strip = LeadingSpace.KEEP
         self._split = False
         """The decoder holds bytes of a character."""

@@ -51,7 +51,7 @@ class CompletionLogprobsBuilder:
     def __init__(self, count: int, tokenizer: Tokenizer) -> None:
         self._count = count
         self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")(tokenizer.pieces.errors)
         self._offset = 0
 
     def skip(self, token_ids: Sequence[int]) -> None:

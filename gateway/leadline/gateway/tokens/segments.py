@@ -25,6 +25,7 @@ beginning of a longer text is cut like the shorter one was: the parts can be rem
 
 import json
 import re
+import unicodedata
 from itertools import pairwise
 
 from leadline.protocol.text.tokenizer import Tokenizer
@@ -144,8 +145,11 @@ def _chunks(part: str, size: int) -> list[str]:
 
 
 def _reaches_words(added: str) -> bool:
-    """Whether an added token might lie across a cut between words, or strip the space there."""
-    return bool(_WORDS.search(added) or re.search(r"\A[A-Za-z]|[A-Za-z]\Z", added))
+    """Whether an added token might lie across a cut between words, strip the space there, or stand alone on
+    one side of it only. Texts are normalized before some tokens are looked for: so is the token (U+212A, the
+    kelvin sign, becomes a K)."""
+    forms = (added, unicodedata.normalize("NFC", added))
+    return any(re.search(r"\A ?[A-Za-z]|[A-Za-z] ?\Z|[A-Za-z] [A-Za-z]", form) for form in forms)
 
 
 def _splits_words(tokenizer: Tokenizer) -> bool:

@@ -9,13 +9,20 @@ bytes, read them as UTF-8", which is what makes incremental detokenization exact
 
 Anything else is `JoinKind.OPAQUE`: only the library's own `decode` knows, and the detokenizer falls back to
 it.
+
+An added token stands for its very text in a byte-level vocabulary, too: "ä" is found in texts as a letter, so
+it is no byte 0xE4, which is what the library's decoder makes of it. Only where the vocabulary has the same
+entry already, and one id stands for both, it is read as the byte; a byte that makes no character then was the
+letter (`PieceTable.errors`).
 """
 
 from __future__ import annotations
 
+import codecs
 import enum
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import tokenizers
@@ -50,6 +57,36 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_alphabet()
+_LETTERS = frozenset(char for char, byte in _ALPHABET.items() if ord(char) == byte >= 0x80)
+"""Stand for the byte that is their own number, and for no character when it comes alone."""
+
+
+def _in_alphabet_only(text: str) -> bool:
+    """Whether a text could be the bytes of others, and is not the same read as either."""
+    return not text.isascii() and all(char in _ALPHABET for char in text)
+
+
+def _errors_as_letters(letters: set[int]) -> str:
+    """The name of an error handler that reads these bytes, where they make no character, as the letters of
+    their numbers."""
+    if not letters:
+        return "replace"
+    name = f"leadline-letters-{bytes(sorted(letters)).hex()}"
+    codecs.register_error(name, _reader_of(letters))
+    return name
+
+
+def _reader_of(letters: set[int]) -> Callable[[UnicodeError], tuple[str, int]]:
+    def read(error: UnicodeError) -> tuple[str, int]:
+        if not isinstance(error, UnicodeDecodeError):
+            raise error
+        bad = error.object[error.start : error.end]
+        if not letters.intersection(bad):
+            return "\ufffd", error.end
+        # Of several bytes that end too early each is looked at alone.
+        return (chr(bad[0]) if bad[0] in letters else "\ufffd"), error.start + 1
+
+    return read
 
 
 class PieceTable:
@@ -61,6 +98,18 @@ class PieceTable:
         self._bytes: list[bytes | None] = [None] * vocab_size
         self._longest: int | None = None
         self.kind, self.leading, self._byte_fallback = _classify(backend)
+        self._literal: frozenset[int] = frozenset()
+        self.errors = "replace"
+        """How bytes are read that are no UTF-8: the name of an error handler of Python's codecs."""
+        if self.kind is JoinKind.BYTE_LEVEL:
+            added = backend.get_added_tokens_decoder()
+            own = {i for i, token in added.items() if not _in_alphabet_only(token.content)}
+            if len(own) < len(added):
+                vocabulary = backend.get_vocab(with_added_tokens=False)
+                shared = "".join(token.content for token in added.values() if token.content in vocabulary)
+                own = {i for i, token in added.items() if token.content not in vocabulary}
+                self.errors = _errors_as_letters({_ALPHABET[char] for char in shared if char in _LETTERS})
+            self._literal = frozenset(own)
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes of one token in the middle of a text; empty for ids the vocabulary does not have."""
@@ -87,9 +136,7 @@ class PieceTable:
         if piece is None:
             return b""
         if self.kind is JoinKind.BYTE_LEVEL:
-            # An added token may hold characters outside the alphabet (a space); then it is plain text as a
-            # whole.
-            if all(char in _ALPHABET for char in piece):
+            if token_id not in self._literal and all(char in _ALPHABET for char in piece):
                 return bytes(_ALPHABET[char] for char in piece)
             return piece.encode()
         if self.kind is JoinKind.METASPACE:

@@ -22,7 +22,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from leadline.protocol.errors import ModelNotFound, RequestError, UnsupportedModel
-from leadline.protocol.text.pieces import PieceTable
+from leadline.protocol.text.pieces import JoinKind, PieceTable
 
 __all__ = ["NAMED_SPECIALS", "Tokenizer"]
 
@@ -114,11 +114,11 @@ class Tokenizer:
         """Token ids of `text`. Special tokens written out in the text are recognised as such.
 
         Raises RequestError for text that has no UTF-8 form (lone surrogates, which JSON's \\ud800 can
-        produce).
+        produce), and for text at which the library gives up.
         """
         try:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except (UnicodeEncodeError, TypeError) as error:
+        except BaseException as error:
             raise _unencodable([text], error) from error
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -129,12 +129,17 @@ class Tokenizer:
         """
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        except (UnicodeEncodeError, TypeError) as error:
+        except BaseException as error:
             raise _unencodable(texts, error) from error
         return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD, ids beyond the vocabulary nothing."""
+        if self.pieces.kind is JoinKind.BYTE_LEVEL:
+            # Not by the library, which takes letters of added tokens for bytes.
+            skipped = self.special_ids if skip_special_tokens else ()
+            data = b"".join([self.pieces.bytes_of(i) for i in token_ids if i not in skipped])
+            return data.decode("utf-8", self.pieces.errors)
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -144,7 +149,7 @@ class Tokenizer:
 
     def token_str(self, token_id: int) -> str:
         """`token_bytes` as text, for display: a token that is part of a character shows U+FFFD."""
-        return self.pieces.bytes_of(token_id).decode("utf-8", "replace")
+        return self.pieces.bytes_of(token_id).decode("utf-8", self.pieces.errors)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token given by its vocabulary entry, or None."""
@@ -155,9 +160,13 @@ class Tokenizer:
         return None if text is None else self.token_id(text)
 
 
-def _unencodable(texts: Sequence[object], error: Exception) -> Exception:
+def _unencodable(texts: Sequence[object], error: BaseException) -> BaseException:
     """What to raise for a text that the library does not take. It says TypeError of half a surrogate pair
-    too."""
+    too. Its panics are BaseException and come, for one, where two added tokens strip the same space."""
+    if type(error).__name__ == "PanicException":
+        return RequestError(f"the model's tokenizer cannot take this text: {error}")
+    if not isinstance(error, UnicodeEncodeError | TypeError):
+        return error
     if isinstance(error, TypeError) and all(map(_is_utf8, texts)):
         return error
     return RequestError(
