@@ -8,20 +8,15 @@ rendering is a RequestError.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from leadline.protocol.errors import RequestError, UnsupportedModel
 from leadline.protocol.text.messages_in import normalize_messages
+from leadline.protocol.text.template_sandbox import MAX_SOURCE, Budget, TooMuch, make_environment, render
+from leadline.protocol.text.template_shape import TemplateShape, find_shape
 
 __all__ = ["ChatRenderer"]
 
@@ -31,28 +26,43 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 # that does not: trimming removes the space, and then the caller's own trailing space would have gone too.
 _MARK = "\ue0f1\ue0f2\ue0f3"
 
+_GREETING = [{"role": "user", "content": "Hello"}]
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": "lead_tool", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+_PROBE_SECONDS = 0.5
+
 
 class ChatRenderer:
     """Renders conversations for one model. Safe for threads.
 
     `templates` maps names to Jinja sources ("default", perhaps "tool_use"); `special_tokens` are visible to
-    them by name (`bos_token`, ...). Raises UnsupportedModel for a template that is not valid Jinja.
+    them by name (`bos_token`, ...). Raises UnsupportedModel for a template that is not valid Jinja, or makes
+    too much or takes too long even for a greeting.
     """
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        environment = _environment()
+        environment = make_environment()
         self.sources = dict(templates)
         self._special_tokens = dict(special_tokens)
         self._compiled: dict[str, jinja2.Template] = {}
         self._globals: dict[str, dict[str, Any]] = {}
+        self._shapes: dict[str, TemplateShape] = {}
         for name, source in self.sources.items():
+            if len(source) > MAX_SOURCE:
+                raise UnsupportedModel(
+                    f"the model's chat template {name!r} has {len(source):,} characters; {MAX_SOURCE:,} are "
+                    "the most"
+                )
             try:
                 template = self._compiled[name] = environment.from_string(source)
                 self._globals[name] = dict(template.globals)
-            except jinja2.TemplateError as error:
+            except Exception as error:  # nested too deeply for Python's compiler, and the like
                 raise UnsupportedModel(
                     f"the model's chat template {name!r} is not valid Jinja: {error}"
                 ) from error
+            self._shapes[name] = self._probe(name)
 
     @property
     def available(self) -> bool:
@@ -102,9 +112,11 @@ class ChatRenderer:
                 f"chat_template_kwargs must not set {clash[0]!r}, which is a field of the request",
                 param="chat_template_kwargs",
             )
-        plain = normalize_messages(messages, developer_known="developer" in self.sources[name])
+        plain = normalize_messages(
+            messages, self._shapes[name], developer_known="developer" in self.sources[name]
+        )
         if continue_final_message:
-            plain[-1]["content"] += _MARK + " "
+            _mark(plain[-1])
         variables: dict[str, Any] = {
             **self._special_tokens,
             **extra,
@@ -114,12 +126,50 @@ class ChatRenderer:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            text = _rendered(self._compiled[name], self._globals[name], variables)
+            text = render(self._compiled[name], self._globals[name], variables, Budget(len(plain)))
+        except TooMuch as error:
+            raise RequestError(
+                f"rendering the model's chat template was stopped: {error}",
+                param="messages",
+                code="chat_template_error",
+            ) from error
         except jinja2.TemplateError as error:
             raise _rejected(str(error.message)) from error
         except Exception as error:  # a template may fail in any way Python code can
             raise _rejected(f"{type(error).__name__}: {error}") from error
         return _cut_at_mark(text) if continue_final_message else text
+
+    def _probe(self, name: str) -> TemplateShape:
+        """Which forms of messages the template takes. Raises UnsupportedModel as the class says."""
+
+        def render_probe(messages: Sequence[Mapping[str, Any]], tools: bool) -> str | None:
+            try:
+                return self._render_probe(name, messages, tools, _PROBE_SECONDS)
+            except Exception:
+                return None
+
+        try:
+            self._render_probe(name, _GREETING, False, None)
+        except TooMuch as error:
+            raise UnsupportedModel(
+                f"rendering the model's chat template {name!r} was stopped: {error}"
+            ) from error
+        except Exception:
+            pass  # it may want what a greeting lacks; requests will hear of it
+        return find_shape(render_probe, self.sources[name])
+
+    def _render_probe(
+        self, name: str, messages: Sequence[Mapping[str, Any]], tools: bool, seconds: float | None
+    ) -> str:
+        variables = {
+            **self._special_tokens,
+            "messages": list(messages),
+            "tools": [_PROBE_TOOL] if tools else None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        budget = Budget(len(messages), seconds)
+        return render(self._compiled[name], self._globals[name], variables, budget)
 
     def _pick(self, tools: bool) -> str | None:
         if tools and "tool_use" in self._compiled:
@@ -127,16 +177,6 @@ class ChatRenderer:
         if "default" in self._compiled or not self._compiled:
             return "default" if self._compiled else None
         return next(iter(self._compiled))
-
-
-def _rendered(template: jinja2.Template, known: dict[str, Any], variables: dict[str, Any]) -> str:
-    """`template.render(variables)`, without the copy that it makes of all `known` globals one by one, which
-    takes as long as a short chat. `known` is `template.globals` as a plain dict."""
-    environment = template.environment
-    context = environment.context_class(
-        environment, {**known, **variables}, template.name, template.blocks, known
-    )
-    return environment.concat(template.root_render_func(context))
 
 
 def _rejected(complaint: str) -> RequestError:
@@ -147,6 +187,15 @@ def _rejected(complaint: str) -> RequestError:
     )
 
 
+def _mark(message: dict[str, Any]) -> None:
+    """Mark the end of its text."""
+    content = message["content"]
+    if isinstance(content, list):
+        content[-1]["text"] += _MARK + " "
+    else:
+        message["content"] = (content or "") + _MARK + " "
+
+
 def _cut_at_mark(text: str) -> str:
     at = text.rfind(_MARK)
     if at < 0:
@@ -155,64 +204,3 @@ def _cut_at_mark(text: str) -> str:
             param="continue_final_message",
         )
     return text[:at] if text.startswith(" ", at + len(_MARK)) else text[:at].rstrip()
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, without its questions where their answers are known: most of a template's attributes are
-    keys of messages and facts about the loop, and each question takes about a microsecond."""
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        kind = type(obj)
-        if kind is dict:
-            if attribute in obj and attribute not in _OF_DICTS:
-                return obj[attribute]
-        elif kind is LoopContext and attribute in _OF_LOOPS:
-            return getattr(obj, attribute)
-        return super().getattr(obj, attribute)
-
-
-_OF_DICTS = frozenset(dir(dict))
-_OF_LOOPS = frozenset({"first", "last", "index", "index0", "length", "previtem", "nextitem"})
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """The helpers and settings that templates written for transformers rely on."""
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON: Jinja's own filter escapes HTML, which no model was trained on."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what a model is trained on; for rendering it is only its
-    body."""
-
-    tags = {"generation"}  # noqa: RUF012  (the attribute jinja2 reads)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

@@ -1,8 +1,9 @@
-"""Chat messages as callers send them → as templates expect them.
+"""Chat messages as callers send them → as a model's template takes them.
 
-Owns the checks on messages that need no model (E4: an empty list is the caller's mistake) and the small
-translations that templates need: content parts to text, tool-call arguments from JSON text to objects,
-`developer` to `system`, `function` and `function_call`, which are older, to `tool` and `tool_calls`.
+Owns the checks on messages that need no model (E4: an empty list is the caller's mistake) and the
+translations that a template needs (`template_shape.TemplateShape`): content parts, null contents, arguments
+of calls as objects or text, `developer` to `system`, `function` and `function_call`, which are older, to
+`tool` and `tool_calls`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leadline.protocol.errors import RequestError
+from leadline.protocol.text.template_shape import PLAIN, TemplateShape
 
 __all__ = ["normalize_messages"]
 
@@ -21,21 +23,28 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 
 
 def normalize_messages(
-    messages: Sequence[Mapping[str, Any]], *, developer_known: bool = False
+    messages: Sequence[Mapping[str, Any]], shape: TemplateShape = PLAIN, *, developer_known: bool = False
 ) -> list[dict[str, Any]]:
-    """Fresh dicts whose `role` and `content` are text. Keys that are None are left out.
+    """Fresh dicts in the forms of `shape`. Keys that are None are left out, but for the content.
 
-    Content parts are joined by newlines. `developer_known`: the template itself knows the role `developer`;
-    otherwise it becomes `system`, its older name. Raises RequestError naming the message.
+    `developer_known`: the template itself knows the role `developer`; otherwise it becomes `system`, its
+    older name. Raises RequestError naming the message.
     """
     if type(messages) is not list and (not isinstance(messages, Sequence) or isinstance(messages, str)):
         raise RequestError("messages must be a list", param="messages")
     if not messages:
         raise RequestError("messages must hold at least one message", param="messages")
-    return [_normalize(message, f"messages[{i}]", developer_known) for i, message in enumerate(messages)]
+    plain = [
+        _normalize(message, f"messages[{i}]", shape, developer_known) for i, message in enumerate(messages)
+    ]
+    if shape.tool_names:
+        _name_tools(plain)
+    return _split(plain, shape) if shape.splits_calls else plain
 
 
-def _normalize(message: Mapping[str, Any], where: str, developer_known: bool) -> dict[str, Any]:
+def _normalize(
+    message: Mapping[str, Any], where: str, shape: TemplateShape, developer_known: bool
+) -> dict[str, Any]:
     # Asking for the exact type first spares most messages the abstract class, which takes a microsecond.
     if type(message) is not dict and not isinstance(message, Mapping):
         raise RequestError(f"{where} must be an object with role and content", param=where)
@@ -43,8 +52,10 @@ def _normalize(message: Mapping[str, Any], where: str, developer_known: bool) ->
     role = plain.get("role")
     if not isinstance(role, str) or not role:
         raise RequestError(f"{where}.role must be a non-empty string, got {role!r}", param=f"{where}.role")
-    if role == "developer" and not developer_known:
-        plain["role"] = "system"
+    if role == "developer":
+        role = "system"  # also to a template that knows both
+        if not developer_known:
+            plain["role"] = role
     if role == "function":
         role = plain["role"] = "tool"
         plain.setdefault("tool_call_id", _CALL_ID)
@@ -53,7 +64,7 @@ def _normalize(message: Mapping[str, Any], where: str, developer_known: bool) ->
         call = plain.pop("function_call")
         plain.setdefault("tool_calls", [{"id": _CALL_ID, "type": "function", "function": call}])
     if "tool_calls" in plain:
-        plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{where}.tool_calls")
+        plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{where}.tool_calls", shape)
         if not plain["tool_calls"]:
             del plain["tool_calls"]
     if "reasoning" in plain:
@@ -61,15 +72,29 @@ def _normalize(message: Mapping[str, Any], where: str, developer_known: bool) ->
     content = plain.get("content")
     if content is None and role != "assistant":
         raise RequestError(f"{where}.content is required for the role {role!r}", param=f"{where}.content")
-    plain["content"] = _text(content, f"{where}.content")
+    if type(content) is not str or role in shape.only_parts or not content:
+        content = _content(content, f"{where}.content", role, "tool_calls" in plain, shape)
+    plain["content"] = content
     return plain
 
 
-def _text(content: Any, where: str) -> str:
-    if content is None:
-        return ""
+def _content(content: Any, where: str, role: str, calls: bool, shape: TemplateShape) -> Any:
     if isinstance(content, str):
-        return content
+        texts = [content] if content else []
+    elif content is None:
+        texts = []
+    else:
+        texts = _texts(content, where)
+    if not any(texts) and calls:
+        # Null as it came, unless only an empty text shows the calls; and the other way round.
+        null = shape.calls_with_null if content is None else not shape.calls_with_empty
+        return None if null and shape.calls_with_null else ""
+    if texts and (role in shape.only_parts or (role in shape.parts and not isinstance(content, str))):
+        return [{"type": "text", "text": text} for text in texts]
+    return shape.joint.join(texts)
+
+
+def _texts(content: Any, where: str) -> list[str]:
     if not isinstance(content, Sequence):
         raise RequestError(f"{where} must be a string or a list of content parts", param=where)
     texts = []
@@ -88,11 +113,10 @@ def _text(content: Any, where: str) -> str:
         if not isinstance(part.get(field), str):
             raise RequestError(f"{where}[{i}].{field} must be a string", param=f"{where}[{i}].{field}")
         texts.append(part[field])
-    return "\n".join(texts)
+    return texts
 
 
-def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Arguments travel as JSON text in the OpenAI API; templates apply `tojson` to an object."""
+def _tool_calls(calls: Any, where: str, shape: TemplateShape) -> list[dict[str, Any]]:
     if not isinstance(calls, Sequence) or isinstance(calls, str):
         raise RequestError(f"{where} must be a list", param=where)
     result = []
@@ -100,14 +124,47 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RequestError(f"{where}[{i}] must be an object with function.name", param=f"{where}[{i}]")
-        arguments = function.get("arguments", {})
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments) if arguments.strip() else {}
-            except (ValueError, RecursionError) as error:
-                raise RequestError(
-                    f"{where}[{i}].function.arguments is not valid JSON: {error}",
-                    param=f"{where}[{i}].function.arguments",
-                ) from error
+        arguments = _arguments(function.get("arguments", {}), shape)
         result.append({**call, "function": {**function, "arguments": arguments}})
+    return result
+
+
+def _arguments(arguments: Any, shape: TemplateShape) -> Any:
+    """Arguments travel as JSON text in the OpenAI API. A model may have written some that are no JSON, or
+    were cut: they stay the text that they are, since a later turn cannot mend them."""
+    if shape.text_arguments:
+        return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    value = arguments
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            value = arguments
+        if isinstance(value, str):
+            value = arguments
+    return value if isinstance(value, Mapping) or shape.any_arguments else {"arguments": arguments}
+
+
+def _name_tools(messages: list[dict[str, Any]]) -> None:
+    """Give messages of tools the name of the function whose call they answer."""
+    names: dict[Any, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[str(call.get("id"))] = call["function"]["name"]
+        if message["role"] == "tool":
+            message.setdefault("name", names.get(str(message.get("tool_call_id")), "tool"))
+
+
+def _split(messages: list[dict[str, Any]], shape: TemplateShape) -> list[dict[str, Any]]:
+    """Texts beside calls become messages in front of them."""
+    result = []
+    for message in messages:
+        if "tool_calls" in message and message["content"]:
+            result.append({key: value for key, value in message.items() if key != "tool_calls"})
+            message = {
+                "role": message["role"],
+                "content": None if shape.calls_with_null else "",
+                "tool_calls": message["tool_calls"],
+            }
+        result.append(message)
     return result
