@@ -107,10 +107,16 @@ class Budget:
         known = self._known.get(id(value))
         if known is not None:
             return known[1]
-        if isinstance(value, dict):
-            total = sum(self.weight(key) + self.weight(item) for key, item in value.items())
-        else:
-            total = sum(map(self.weight, value))
+        total = 0
+        for item in (*value, *value.values()) if isinstance(value, dict) else value:
+            # Written out, since lists may be long.
+            kind = type(item)
+            if kind is str:
+                total += len(item) + 2
+            elif kind is int or kind is bool or item is None:
+                total += 8
+            else:
+                total += self.weight(item)
         total += 2 + 2 * len(value)
         self._known[id(value)] = (value, total)
         return total
@@ -122,7 +128,7 @@ class Budget:
                 self.make(len(value))
             return value
         if isinstance(value, _CONTAINERS):
-            self.make(16 * len(value))
+            self.make(32 * len(value))  # weighing takes time, too
             self.allow(self.weight(value))
         elif isinstance(value, str | bytes):
             self.make(len(value))
