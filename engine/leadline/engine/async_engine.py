@@ -178,6 +178,7 @@ class AsyncEngine:
         )
         self._streams = Streams(OutputProcessor(self.tokenizer), self._send_abort)
         self._client.dead.add_done_callback(self._on_death)
+        self._client.watch()
 
     def enlist(self) -> Membership:
         """A place for another process; only in the one that started the core. Raises EngineDead."""
@@ -282,6 +283,11 @@ class AsyncEngine:
     def dead(self) -> asyncio.Future[LeadlineError]:
         """Resolves with the reason once the core process is gone unasked."""
         return self._client.dead
+
+    @property
+    def frozen(self) -> str | None:
+        """Why the core process counts as frozen, which a long step is no reason for; None: it does not."""
+        return self._client.frozen
 
     @property
     def core_pid(self) -> int:

@@ -22,6 +22,7 @@ from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.errors import EngineDead, LeadlineError
 from leadline.engine.messages import CoreRequest
 from leadline.engine.outbox import out_address
+from leadline.engine.pulse import LOOK_SECONDS, PulseWatch
 
 __all__ = ["CoreLink"]
 
@@ -30,7 +31,8 @@ logger = logging.getLogger("leadline.engine.client")
 
 class CoreLink:
     """Attributes: dead (resolves, with the reason, once the core is gone without having been asked to go),
-    last_heartbeat (time.monotonic seconds), last_stats, last_speeds."""
+    last_heartbeat (time.monotonic seconds), last_stats, last_speeds, frozen (why the core's process counts as
+    frozen; None while it does not)."""
 
     def __init__(self, directory: str, client: int, *, on_message: Callable[[wire.FromCore], None]) -> None:
         """`client`: the number under which the core knows this process."""
@@ -49,18 +51,25 @@ class CoreLink:
         self._tx.connect(f"ipc://{directory}/in")
         self._rx.bind(out_address(directory, client))
         self._reader: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._next_call = 0
         self._stopping = False
         self._heard = asyncio.Event()
         self.dead: asyncio.Future[LeadlineError] = self._loop.create_future()
         self.last_heartbeat = time.monotonic()
+        self.frozen: str | None = None
         self.last_stats: SchedulerStats | None = None
         self.last_speeds = Speeds(0.0, 0.0)
 
     def listen(self) -> None:
         """Begin to read."""
         self._reader = asyncio.create_task(self._read(), name="core-reader")
+
+    def watch(self) -> None:
+        """Begin to look for the core's sign of life. Not before it is ready: while it loads, a slow disk may
+        hold it up in the middle of an import."""
+        self._watcher = asyncio.create_task(self._watch(PulseWatch(self.directory)), name="core-pulse")
 
     async def heartbeat(self) -> None:
         """Wait for the first one: then the core knows this process."""
@@ -109,9 +118,10 @@ class CoreLink:
             await self._close()
 
     async def _close(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+        tasks = [task for task in (self._reader, self._watcher) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._rx.close(linger=0)
         self._tx.close(linger=0)
         self._context.term()
@@ -131,6 +141,19 @@ class CoreLink:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # nobody may be waiting: no "never retrieved" warning
+
+    async def _watch(self, pulse: PulseWatch) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            frozen = pulse.look()
+            if frozen == self.frozen:
+                continue
+            if self.client == 0:
+                if frozen is not None:
+                    logger.error("%s; the server is not ready until it goes on", frozen)
+                else:
+                    logger.warning("the engine core goes on")
+            self.frozen = frozen
 
     async def _read(self) -> None:
         while True:

@@ -282,6 +282,12 @@ class EngineCore:
         """Tell `listener` of every hash that enters or leaves the prefix index from now on."""
         self.scheduler.pool.listener = listener
 
+    @property
+    def rank_pids(self) -> list[int]:
+        """Processes of further ranks."""
+        ranks = getattr(self.runner, "ranks", None)
+        return [] if ranks is None else [worker.process.pid for worker in ranks.workers]
+
     # -- state -----------------------------------------------------------------------------------------------
 
     def stats(self) -> SchedulerStats:

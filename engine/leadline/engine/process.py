@@ -42,6 +42,7 @@ from leadline.engine.outbox import Outbox
 from leadline.engine.profiling import Phases
 from leadline.engine.profiling.desk import TraceDesk
 from leadline.engine.publisher.changes import CacheChanges
+from leadline.engine.pulse import Pulse
 from leadline.engine.sampling_params import SamplingParams
 
 __all__ = ["HEARTBEAT_SECONDS", "Core", "build_engine_core", "main"]
@@ -121,6 +122,8 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, args=(directory,), daemon=True, name="parent-watch").start()
 
+    pulse = Pulse(directory)
+    pulse.start()
     context = zmq.Context()
     inbox = context.socket(zmq.PULL)
     inbox.set_hwm(0)  # as the outbox's sockets, and for the same reason
@@ -138,6 +141,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         module, _, name = start.factory.partition(":")
         core: Core = getattr(importlib.import_module(module), name)(start.config, send)
+        pulse.name(getattr(core, "rank_pids", ()))
         _freeze_garbage()
         send(wire.Ready(core.max_model_len, core.num_kv_blocks, core.stats()))
         changes = None

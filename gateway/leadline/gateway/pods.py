@@ -101,6 +101,8 @@ class Pod:
     """Discovery says that it takes requests."""
     terminating: bool = False
     """Discovery has seen its deletionTimestamp, or the serving condition gone."""
+    resumes: bool | None = None
+    """Where it sends no reports: whether its streams could continue on another pod; None: not known."""
     circuit: Circuit = field(default_factory=ClosedCircuit)
     report: LoadReport | None = None
     reported_at: float = float("-inf")

@@ -2,7 +2,7 @@
 100.
 
 The first token of a prompt says what it does: CRASH raises in the step, EXIT leaves the process, SLOW takes
-50 ms a step, REFUSE is refused at the door.
+50 ms a step, SLEEP four seconds, REFUSE is refused at the door.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.errors import ConfigError, QueueFull
 from leadline.engine.messages import CoreOutput, CoreRequest
 
-CRASH, EXIT, SLOW, REFUSE = 40_001, 40_002, 40_003, 40_004
+CRASH, EXIT, SLOW, REFUSE, SLEEP = 40_001, 40_002, 40_003, 40_004, 40_005
 
 
 class ScriptedCore:
@@ -51,6 +51,8 @@ class ScriptedCore:
                     os._exit(9)
                 case 40_003:
                     time.sleep(0.05)
+                case 40_005:
+                    time.sleep(4.0)
             done += 1
             last = done >= (request.sampling.max_tokens or 16)
             outputs.append(

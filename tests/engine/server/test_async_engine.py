@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from scripted_core import EXIT, REFUSE, SLOW
+from scripted_core import EXIT, REFUSE, SLEEP, SLOW
 
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.config import EngineConfig
@@ -17,6 +17,7 @@ from leadline.engine.errors import EngineDead, QueueFull, RequestError
 from leadline.engine.hub import resolve_model
 from leadline.engine.sampling_params import SamplingParams
 from leadline.engine.server import ServerSettings, completions, create_app
+from leadline.engine.server.http import ApiError
 from leadline.engine.server.state import Phase, ServerState
 from leadline.protocol.openai import CompletionRequest
 
@@ -134,17 +135,35 @@ async def test_warmup_reports_what_it_did(engine: AsyncEngine) -> None:
 
 
 async def test_a_loop_that_stands_still_makes_the_server_unready(engine: AsyncEngine) -> None:
+    """After `stall_seconds`; a step that takes long is no frozen process, and /health stays 200."""
     app = create_app(engine, ServerSettings(stall_seconds=1.0))
     state: ServerState = app.state.server
     assert state.phase is Phase.SERVING
     assert state.ready() == (True, "ready")
+    step = asyncio.ensure_future(_drain(engine.generate([SLEEP], SamplingParams(max_tokens=1))))
+    await until(lambda: not state.ready()[0])
+    assert "has not moved" in state.ready()[1]
+    while not step.done():
+        assert engine.frozen is None
+        await asyncio.sleep(0.05)
+    await until(lambda: state.ready()[0])
+
+
+async def test_a_frozen_core_makes_the_server_unready_and_unhealthy(engine: AsyncEngine) -> None:
+    state: ServerState = create_app(engine, ServerSettings()).state.server
     os.kill(engine.core_pid, signal.SIGSTOP)
     try:
         await until(lambda: not state.ready()[0])
-        assert "has not moved" in state.ready()[1]
+        assert "is stopped by a signal" in state.ready()[1]
+        for refused in (state.check_frozen, state.admit):
+            with pytest.raises(ApiError) as caught:
+                refused()
+            assert (caught.value.status, caught.value.code) == (503, "engine_frozen")
+            assert "Retry-After" not in caught.value.headers  # a gateway counts it against the pod
     finally:
         os.kill(engine.core_pid, signal.SIGCONT)
     await until(lambda: state.ready()[0])
+    state.check_frozen()
 
 
 async def test_many_prompts_of_one_request_leave_the_loop_to_others(engine: AsyncEngine) -> None:

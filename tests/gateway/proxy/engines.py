@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 BLOCK = 16
 OPTIONS = [
     f"--block-size={BLOCK}",
@@ -70,10 +72,21 @@ class Engine:
                 raise AssertionError(f"the engine did not start:\n{(self.folder / 'log').read_text()}")
             time.sleep(0.05)
 
-    def signal(self, number: int) -> None:
-        """To all of the engine's processes at once, as when a container is killed or frozen."""
+    def signal(self, number: int, part: str = "engine") -> None:
+        """To all of the engine's processes at once, as when a container is killed or frozen; or to its
+        `server` or its `core` alone."""
         assert self.process is not None
-        os.killpg(self.process.pid, number)
+        if part == "engine":
+            os.killpg(self.process.pid, number)
+            return
+        pid = self.process.pid
+        if part == "core":
+            (pid,) = (
+                child.pid
+                for child in psutil.Process(pid).children(recursive=True)
+                if "leadline.engine.process" in child.cmdline()
+            )
+        os.kill(pid, number)
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)

@@ -172,6 +172,21 @@ def status(code: int, headers: str = "") -> Script:
     return script
 
 
+VERSION = b'{"version":"1","resumes_streams":true}'
+
+
+def movable(script: Script) -> Script:
+    """A pod that says it is an engine of ours."""
+
+    async def whole(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.method == "GET":
+            writer.write(answer(VERSION))
+        else:
+            await script(pod, request, writer)
+
+    return whole
+
+
 async def hang(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
     """A pod that takes requests and answers none, not even /health."""
     await asyncio.Event().wait()

@@ -266,7 +266,7 @@ async def test_a_stream_cut_at_any_byte_reads_as_one_that_is_not(small_engine: E
 
 def every_byte(incoming: Incoming, whole: bytes) -> set[tuple[int, ...]]:
     """Where another pod goes on after a cut at each byte. Within an event nothing changes: a client has got,
-    and the next pod is told, what was there at its beginning."""
+    and the next pod learns, what was there at its beginning."""
     stream, ends = MovableStream(incoming), set(ends_of_events(whole))
     points = {point_of(stream)}
     for at in range(len(whole)):

@@ -280,7 +280,7 @@ async def test_a_pod_that_is_lost_behind_the_end_of_its_stream_is_no_error() -> 
 async def test_a_pod_that_hangs_is_left_for_another() -> None:
     async with (
         pods(hang, ok) as (bad, good),
-        gateway_to(bad.address, good.address, probe_after=0.2, probe_timeout=0.2) as rig,
+        gateway_to(bad.address, good.address, probe_after=0.2, leave_after=0.2, hangs_after=0.2) as rig,
     ):
         rig.pods["pod-1"].ready = False
         waiting = asyncio.ensure_future(rig.post())
@@ -301,7 +301,14 @@ async def test_a_pod_that_hangs_is_sent_nothing_until_it_answers_again() -> None
 
     async with (
         pods(script, ok) as (bad, good),
-        gateway_to(bad.address, good.address, probe_after=0.1, probe_timeout=0.1, breaker_seconds=0.1) as rig,
+        gateway_to(
+            bad.address,
+            good.address,
+            probe_after=0.1,
+            leave_after=0.1,
+            probe_timeout=0.3,
+            breaker_seconds=0.1,
+        ) as rig,
     ):
         rig.pods["pod-1"].ready = False
         waiting = asyncio.ensure_future(rig.post())
@@ -309,6 +316,7 @@ async def test_a_pod_that_hangs_is_sent_nothing_until_it_answers_again() -> None
         rig.pods["pod-1"].ready = True
         assert (await waiting).status_code == 200
         # One request has found out; no other one has to, however long it lasts.
+        await until(lambda: not rig.pods["pod-0"].circuit.allows(time.monotonic()))
         await until(lambda: len(bad.received) >= 4)
         for _ in range(5):
             assert (await rig.post()).headers["x-leadline-pod"] == "pod-1"
@@ -320,6 +328,63 @@ async def test_a_pod_that_hangs_is_sent_nothing_until_it_answers_again() -> None
         rig.pods["pod-1"].ready = False
         assert (await rig.post()).headers["x-leadline-pod"] == "pod-0"
         assert await rig.metric("circuit_state", pod="pod-0") == 0
+        await rig.settled()
+
+
+async def test_a_pod_that_says_it_cannot_serve_is_left_at_once() -> None:
+    """An engine whose core is frozen answers /health with 503: no further time is lost, and streams move."""
+
+    async def frozen(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.method == "GET":
+            writer.write(answer(b"{}", status=503))
+        else:
+            await asyncio.Event().wait()
+
+    patient = {"leave_after": 30.0, "hangs_after": 30.0, "probe_timeout": 30.0}
+    async with (
+        pods(frozen, ok) as (bad, good),
+        gateway_to(bad.address, good.address, probe_after=0.2, **patient) as rig,
+    ):
+        rig.pods["pod-1"].ready = False
+        waiting = asyncio.ensure_future(rig.post())
+        await until(lambda: len(bad.completions) == 1)
+        rig.pods["pod-1"].ready = True
+        assert (await waiting).headers["x-leadline-pod"] == "pod-1"
+        assert await rig.metric("circuit_state", pod="pod-0") == 2
+        await rig.settled()
+
+
+async def test_an_overloaded_pod_is_waited_for_where_no_other_can_serve() -> None:
+    """It answers /health later than requests with another pod to go to would wait."""
+    asked = asyncio.Event()
+
+    async def overloaded(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.method == "GET":
+            asked.set()
+            await asyncio.sleep(0.5)
+        else:
+            await asked.wait()
+            await asyncio.sleep(0.8)
+        await ok(pod, request, writer)
+
+    hasty = {"probe_after": 0.1, "leave_after": 0.1, "hangs_after": 0.2, "probe_timeout": 30.0}
+    async with pods(overloaded) as (pod,), gateway_to(pod.address, **hasty) as rig:
+        assert (await rig.post()).status_code == 200
+        assert len(pod.completions) == 1
+        assert await rig.metric("circuit_state", pod="pod-0") == 0
+    full = {"pod_concurrency": 1}
+    asked.clear()
+    async with (
+        pods(overloaded, busy) as (one, two),
+        gateway_to(one.address, two.address, service=full, **hasty) as rig,
+    ):
+        rig.pods["pod-0"].ready = False
+        holder = asyncio.ensure_future(rig.post())
+        await until(lambda: two.completions)
+        rig.pods["pod-0"].ready = True
+        assert (await rig.post()).headers["x-leadline-pod"] == "pod-0"
+        holder.cancel()
+        await asyncio.gather(holder, return_exceptions=True)
         await rig.settled()
 
 

@@ -21,6 +21,7 @@ from gateway_rig import (
     chunked,
     completion,
     gateway_to,
+    movable,
     ok,
     pods,
     sse,
@@ -133,13 +134,13 @@ async def used_tokens(rig: Rig, headers: dict[str, str]) -> int:
     return 10_000 - int(got.headers["x-ratelimit-remaining-tokens"])
 
 
-@pytest.mark.parametrize("migration", ["on", "off"])
+@pytest.mark.parametrize("migration", ["auto", "off"])
 @pytest.mark.parametrize("limit", [{}, {"max_tokens": 4000}])
 async def test_a_stream_that_does_not_say_its_usage_is_charged_for_what_passed(
     tmp_path: Path, migration: str, limit: dict[str, int]
 ) -> None:
     key, options = keys_file(tmp_path, tokens_per_minute=10_000)
-    async with pods(words) as (pod,), gateway_to(pod.address, migration=migration, **options) as rig:
+    async with pods(movable(words)) as (pod,), gateway_to(pod.address, migration=migration, **options) as rig:
         assert (await rig.post({**STREAM, **limit}, headers=bearer(key))).status_code == 200
         await until(lambda: rig.gateway.in_flight == 0)
         assert 100 <= await rig.metric("completion_tokens_total") <= 101
@@ -147,11 +148,11 @@ async def test_a_stream_that_does_not_say_its_usage_is_charged_for_what_passed(
         await rig.settled()
 
 
-@pytest.mark.parametrize("migration", ["on", "off"])
+@pytest.mark.parametrize("migration", ["auto", "off"])
 async def test_a_client_that_leaves_is_charged_for_what_it_got(tmp_path: Path, migration: str) -> None:
     key, options = keys_file(tmp_path, tokens_per_minute=10_000)
     body = {**STREAM, "max_tokens": 4000}
-    async with pods(words) as (pod,), gateway_to(pod.address, migration=migration, **options) as rig:
+    async with pods(movable(words)) as (pod,), gateway_to(pod.address, migration=migration, **options) as rig:
         async with (
             rig.client() as client,
             client.stream("POST", "/v1/chat/completions", json=body, headers=bearer(key)) as answer,

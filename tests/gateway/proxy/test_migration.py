@@ -18,6 +18,7 @@ import pytest
 from engines import Engine
 from gateway_rig import (
     STREAM_HEAD,
+    VERSION,
     Received,
     Rig,
     Script,
@@ -25,6 +26,7 @@ from gateway_rig import (
     answer,
     chunked,
     gateway_to,
+    movable,
     pods,
     sse,
     until,
@@ -72,7 +74,7 @@ class Cutter:
 
     async def __call__(self, pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
         if request.method == "GET":
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            writer.write(answer(VERSION))
             return
         self.bodies.append(request.json)
         cut = self._cuts.pop(0) if self._cuts else None
@@ -105,7 +107,7 @@ class Cutter:
 async def cut_stream(engine: Engine, *cuts: int | None) -> AsyncIterator[tuple[Rig, Cutter]]:
     cutter = Cutter(engine, *cuts)
     scripts: list[Script] = [cutter] * 3
-    async with pods(*scripts) as three, gateway_to(*[pod.address for pod in three], migration="on") as rig:
+    async with pods(*scripts) as three, gateway_to(*[pod.address for pod in three], migration="auto") as rig:
         yield rig, cutter
 
 
@@ -244,7 +246,7 @@ async def test_a_stream_waits_for_its_only_pod_to_come_back(engine: Engine) -> N
     body = VARIANTS["greedy chat"]
     wanted = told(await ask(engine.url, body))
     cutter = Cutter(engine, 5)
-    async with pods(cutter) as (pod,), gateway_to(pod.address, migration="on") as rig:
+    async with pods(cutter) as (pod,), gateway_to(pod.address, migration="auto") as rig:
         port = int(pod.address.rpartition(":")[2])
         async with rig.client() as client, client.stream("POST", path_of(body), json=body) as got:
             text = ""
@@ -302,10 +304,58 @@ async def test_what_comes_together_with_the_word_that_the_engine_is_gone_is_not_
         last = chunked(sse("[DONE]")) if begin else chunked(gone)
         writer.write(STREAM_HEAD + tokens(begin, 5 if begin else 3) + last + b"0\r\n\r\n")
 
-    async with pods(dies_at_3, dies_at_3) as (a, b), gateway_to(a.address, b.address, migration="on") as rig:
+    async with (
+        pods(movable(dies_at_3), movable(dies_at_3)) as (a, b),
+        gateway_to(a.address, b.address, migration="auto") as rig,
+    ):
         events = events_of((await rig.post(TEXT, path="/v1/completions")).text)
     assert events[-1] == "[DONE]"
     assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "0 1 2 3 4 "
+
+
+async def test_a_pod_without_reports_is_asked_once_whether_its_streams_can_move() -> None:
+    """A static list and no Redis. Streams of other engines are passed on as they are."""
+    kinds = [answer(VERSION), answer(b'{"version":"0.11.0"}'), answer(b"none", status=404), answer(b"{")]
+    for number, said in enumerate(kinds):
+        asked = 0
+
+        async def script(
+            pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter, said: bytes = said
+        ) -> None:
+            nonlocal asked
+            if request.method == "GET":
+                asked += request.path == "/version"
+                writer.write(said)
+                return
+            chunk = {"index": 0, "text": "a", "token_ids": [1]}
+            writer.write(STREAM_HEAD + chunked(sse({"id": "c", "created": 1, "choices": [chunk]})))
+            writer.write(chunked(sse("[DONE]")) + b"0\r\n\r\n")
+
+        async with pods(script) as (pod,), gateway_to(pod.address, migration="auto") as rig:
+            await asyncio.gather(*[rig.post(TEXT, path="/v1/completions") for _ in range(3)])
+            await rig.post({**TEXT, "stream": False}, path="/v1/completions")
+            assert asked == 1
+            amended = ["return_token_ids" in one.json for one in pod.completions if one.json["stream"]]
+            assert amended == [number == 0] * 3
+            await rig.settled()
+
+
+async def test_a_pod_that_was_lost_is_asked_again_since_another_engine_may_come_up() -> None:
+    asked = 0
+
+    async def script(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        if request.method == "GET":
+            asked += 1
+            writer.write(answer(VERSION if asked == 1 else b"none", status=200 if asked == 1 else 404))
+            return
+        writer.write(STREAM_HEAD + (b"zz" if asked == 1 else chunked(sse("[DONE]")) + b"0\r\n\r\n"))
+
+    async with pods(script) as (pod,), gateway_to(pod.address, migration="auto", max_attempts=1) as rig:
+        assert (await rig.post(TEXT, path="/v1/completions")).status_code == 502
+        assert (await rig.post(TEXT, path="/v1/completions")).status_code == 200
+        assert ["return_token_ids" in one.json for one in pod.completions] == [True, False]
+        await rig.settled()
 
 
 async def test_a_stream_begun_before_the_pod_was_heard_of_is_not_moved() -> None:
@@ -313,6 +363,9 @@ async def test_a_stream_begun_before_the_pod_was_heard_of_is_not_moved() -> None
     heard = asyncio.Event()
 
     async def dies(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.method == "GET":
+            writer.write(answer(b"no such path", status=404))
+            return
         await heard.wait()
         chunk = {"id": "c", "created": 1, "choices": [{"index": 0, "text": "Once"}]}
         writer.write(STREAM_HEAD + chunked(sse(chunk)) + b"zz")
@@ -344,7 +397,7 @@ async def test_a_stream_waits_for_a_pod_behind_a_proxy_that_speaks_for_it(
         writer.write(STREAM_HEAD + chunked(sse({"id": "c", "created": 1, "choices": [chunk]})))
         writer.write(chunked(sse("[DONE]")) + b"0\r\n\r\n" if begin else b"zz")
 
-    async with pods(script) as (pod,), gateway_to(pod.address, migration="on") as rig:
+    async with pods(movable(script)) as (pod,), gateway_to(pod.address, migration="auto") as rig:
         events = events_of((await rig.post(TEXT, path="/v1/completions")).text)
     assert events[-1] == "[DONE]"
     assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "0 1 "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def _both_run(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def to(pair: list[Engine], **options: Any) -> Any:
-    return gateway_to(*[engine.address for engine in pair], migration="on", **options)
+    return gateway_to(*[engine.address for engine in pair], migration="auto", **options)
 
 
 def exact(folder: Path) -> dict[str, Any]:
@@ -152,7 +153,9 @@ async def until_agreed(rig: Rig) -> None:
     raise AssertionError("the tokenizers were not found to agree")
 
 
-async def kill_in_mid_stream(rig: Rig, pair: list[Engine], body: dict[str, Any], how: int) -> str:
+async def kill_in_mid_stream(
+    rig: Rig, pair: list[Engine], body: dict[str, Any], how: int, part: str = "engine"
+) -> str:
     """Stop the engine that answers after some tokens; what the client got in all."""
     async with rig.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as got:
         assert got.status_code == 200
@@ -160,7 +163,7 @@ async def kill_in_mid_stream(rig: Rig, pair: list[Engine], body: dict[str, Any],
         text, pieces = "", got.aiter_text()
         while text.count("data: ") < 8:
             text += await anext(pieces)
-        pair[number].signal(how)
+        pair[number].signal(how, part)
         async for piece in pieces:
             text += piece
     return text
@@ -194,18 +197,49 @@ def said(events: list[Any]) -> str:
     return "".join(event["choices"][0]["delta"].get("content", "") for event in events if event["choices"])
 
 
-async def test_a_stream_outlives_an_engine_that_is_frozen(pair: list[Engine]) -> None:
-    """SIGSTOP: connections stay open and nothing comes."""
+@pytest.mark.parametrize("part", ["engine", "core", "server"])
+async def test_a_stream_outlives_an_engine_that_is_frozen(pair: list[Engine], part: str) -> None:
+    """SIGSTOP: connections stay open and nothing comes. It takes about three seconds to find out."""
     body = {**ASK, "max_tokens": 40, "ignore_eos": True, "stream": True}
-    async with to(pair, probe_after=1.0, probe_timeout=1.5) as rig:
+    async with to(pair) as rig:
         undisturbed = without_identity((await rig.post(body)).text)
+        began = time.monotonic()
         try:
-            events = without_identity(await kill_in_mid_stream(rig, pair, body, signal.SIGSTOP))
+            events = without_identity(await kill_in_mid_stream(rig, pair, body, signal.SIGSTOP, part))
+            took = time.monotonic() - began
         finally:
             for engine in pair:
                 engine.signal(signal.SIGCONT)
+        print(f"{part} frozen: the whole stream took {took:.1f} s")
         assert said(events) == said(undisturbed)
         assert await rig.metric("migrations_total", outcome="moved") == 1
+        assert took < 15  # it was 31 s of silence before cores had a pulse
+        await rig.settled()
+
+
+@pytest.mark.parametrize("part", ["core", "server"])
+async def test_a_request_to_a_frozen_engine_goes_to_another(pair: list[Engine], part: str) -> None:
+    body = {**ASK, "max_tokens": 2}
+    async with to(pair) as rig:
+        rig.pods["pod-1"].ready = False
+        assert (await rig.post(body)).headers["x-leadline-pod"] == "pod-0"
+        try:
+            pair[0].signal(signal.SIGSTOP, part)
+            began = time.monotonic()
+            asked = asyncio.ensure_future(rig.post(body))
+            await until(lambda: rig.pods["pod-0"].in_flight == 1)
+            rig.pods["pod-1"].ready = True
+            assert (await asked).headers["x-leadline-pod"] == "pod-1"
+            print(f"{part} frozen: the request took {time.monotonic() - began:.1f} s")
+            # The next ones do not meet it at all, until it answers again.
+            await until(lambda: not rig.pods["pod-0"].circuit.allows(time.monotonic()))
+            for _ in range(3):
+                assert (await rig.post(body)).headers["x-leadline-pod"] == "pod-1"
+        finally:
+            pair[0].signal(signal.SIGCONT)
+        await until(lambda: rig.pods["pod-0"].circuit.allows(time.monotonic()))
+        rig.pods["pod-1"].ready = False
+        assert (await rig.post(body)).headers["x-leadline-pod"] == "pod-0"
         await rig.settled()
 
 

@@ -16,6 +16,7 @@ from gateway_rig import (
     chunked,
     completion,
     gateway_to,
+    movable,
     ok,
     pods,
 )
@@ -64,8 +65,8 @@ async def test_a_stream_that_no_pod_begins_has_one() -> None:
         writer.write(STREAM_HEAD + chunked(b"data: ") + b"0\r\n\r\n")
 
     async with (
-        pods(half_an_event) as (pod,),
-        gateway_to(pod.address, migration="on", max_migrations=0) as rig,
+        pods(movable(half_an_event)) as (pod,),
+        gateway_to(pod.address, migration="auto", max_migrations=0) as rig,
     ):
         got = await rig.post(STREAM)
         assert got.status_code == 502

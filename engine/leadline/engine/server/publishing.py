@@ -48,7 +48,8 @@ async def announce(publisher: Publisher, engine: AsyncEngine, state: ServerState
     )
 
     def report() -> LoadReport:
-        draining = state.phase is Phase.DRAINING
+        # A frozen core is nothing that gateways should send requests to either.
+        draining = state.phase is Phase.DRAINING or engine.frozen is not None
         return load_report(identity, engine.stats(), engine.speeds(), draining=draining)
 
     await publisher.start(report)

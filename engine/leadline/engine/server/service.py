@@ -58,9 +58,10 @@ def leadline_version() -> str:
 
 async def health(_: Request, state: ServerState) -> Response:
     """200 while the process is of use, loading and draining included: a liveness probe must not kill
-    those."""
+    those. Nor must it kill a core in a long step, but one that is frozen."""
     if state.phase is Phase.FAILED:
         raise ApiError(503, state.detail, type="server_error", code="engine_dead")
+    state.check_frozen()
     return JSONBytes(StatusResponse(status=state.phase.value, progress=state.progress))
 
 
@@ -79,7 +80,7 @@ async def metrics(_: Request, state: ServerState) -> Response:
 
 
 async def version(_: Request, state: ServerState) -> Response:
-    return JSONBytes(VersionResponse(version=leadline_version()))
+    return JSONBytes(VersionResponse(version=leadline_version(), resumes_streams=True))
 
 
 async def models(_: Request, state: ServerState) -> Response:

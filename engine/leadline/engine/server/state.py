@@ -76,12 +76,19 @@ class ServerState:
                 self.engine.check_ready()
             except EngineDead as error:
                 raise _unavailable(str(error), "engine_dead", retry_after=5) from None
+            self.check_frozen()
             return self.engine
         if self.phase is Phase.DRAINING:
             raise _unavailable("the server is shutting down", "draining", retry_after=1)
         if self.phase is Phase.STARTING:
             raise _unavailable(f"not ready: {self.detail}", "loading", retry_after=5)
         raise _unavailable(f"the engine is gone: {self.detail}", "engine_dead", retry_after=5)
+
+    def check_frozen(self) -> None:
+        """Raise a 503 if the core's process counts as frozen. It names no time to come back, which gateways
+        take for a pod that is sick."""
+        if self.engine is not None and self.engine.frozen is not None:
+            raise ApiError(503, self.engine.frozen, type="server_error", code="engine_frozen")
 
     def ready(self) -> tuple[bool, str]:
         """(whether /ready says 200, why not)."""

@@ -72,6 +72,10 @@ class Admission:
         pods = eligible(service.pods.values(), now)
         return self._unsaturated(service, pods, now) or pods
 
+    def with_room(self, service: Service, now: float) -> list[Pod]:
+        """Eligible pods with capacity for another request."""
+        return self._unsaturated(service, eligible(service.pods.values(), now), now)
+
     def saturated(self, service: Service, now: float) -> bool:
         """No pod has room."""
         return self._room(self._door(service), now, enough=1) < 1

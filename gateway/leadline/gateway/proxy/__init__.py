@@ -13,6 +13,7 @@ In reading order:
     relay            the answer's way back: whole, streamed, moved
     migration        one stream over several pods
     upstream         HTTP/1.1 to pods; pool: connections kept; patience: waiting, and pods that hang
+    capability       whether the streams of a pod can move
     asgi             the gateway's other routes
     breaker, deadlines, headers, events, gate, settings, call, access_log, tracing: their parts
 

@@ -6,6 +6,7 @@ the connection, exactly once (P16).
 
 import logging
 import time
+from collections.abc import Callable
 
 from leadline.gateway.pods import Pod
 from leadline.gateway.proxy.breaker import breaker_of
@@ -26,6 +27,7 @@ class Attempt:
         "_verdict",
         "body",
         "connection",
+        "elsewhere",
         "headers",
         "lease",
         "movable",
@@ -45,6 +47,8 @@ class Attempt:
         """The pod was asked for what it takes to go on with its stream elsewhere."""
         self.stream = False
         """The answer is a stream of events; else `body` is all of it, unless the connection has more."""
+        self.elsewhere: Callable[[], bool] | None = None
+        """Whether another pod could be asked instead; None: no."""
         self._breaker = breaker_of(pod, settings)
         self._verdict = False
         self._closed = False
@@ -56,6 +60,7 @@ class Attempt:
         self._breaker.succeeded()
 
     def failed(self) -> None:
+        self.pod.resumes = None  # another engine may come up in its place
         if not self._verdict:
             self._verdict = True
             if self._breaker.failed(time.monotonic()):

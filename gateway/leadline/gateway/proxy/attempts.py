@@ -17,9 +17,10 @@ from leadline.gateway.errors import DeadlinePassed, NoPods
 from leadline.gateway.pods import Pod
 from leadline.gateway.proxy.attempt import Attempt
 from leadline.gateway.proxy.call import Call
+from leadline.gateway.proxy.capability import Capabilities
 from leadline.gateway.proxy.deadlines import Deadlines
 from leadline.gateway.proxy.headers import header
-from leadline.gateway.proxy.outgoing import may_move, request_for
+from leadline.gateway.proxy.outgoing import request_for
 from leadline.gateway.proxy.patience import Patience
 from leadline.gateway.proxy.pool import Pool
 from leadline.gateway.proxy.routing import choose
@@ -67,6 +68,7 @@ class Dispatcher:
         self.deadlines = Deadlines()
         """Of the connections to pods."""
         self._pools: dict[str, Pool] = {}
+        self._capabilities = Capabilities(self.pool)
         self._patience = Patience(settings, self.pool)
         self.patiently = self._patience.wait
 
@@ -83,6 +85,7 @@ class Dispatcher:
         gone = set(self._pools) - pods
         for address in gone:
             self._pools.pop(address).close()
+        self._capabilities.forget(gone)
         self._patience.forget(gone)
 
     def close(self) -> None:
@@ -106,6 +109,11 @@ class Dispatcher:
         tried = set(avoid or ())
         refusal: Attempt | None = None
         problem: UpstreamError | None = None
+
+        def elsewhere() -> bool:
+            pods = self.admission.with_room(call.service, time.monotonic())
+            return any(pod.id not in tried for pod in pods)
+
         for number in range(self.settings.max_attempts):
             pods = self.admission.candidates(call.service, time.monotonic())
             candidates = [pod for pod in pods if pod.id not in tried] if tried else pods
@@ -117,6 +125,8 @@ class Dispatcher:
             if ticket is not None:
                 ticket.routed()
             tried.add(attempt.pod.id)
+            if number + 1 < self.settings.max_attempts:
+                attempt.elsewhere = elsewhere
             hedge = self.settings.hedge_after if not number else 0.0
             if hedge:
                 attempt, outcome = await self._hedged(call, attempt, extra or {}, tried, hedge)
@@ -210,7 +220,11 @@ class Dispatcher:
         """Why to go elsewhere; None: this is the answer. Raises UpstreamError."""
         settings = self.settings
         pod = attempt.pod
-        attempt.movable = bool(extra) or may_move(call, pod, settings)
+        attempt.movable = bool(extra) or (
+            call.incoming.resumable
+            and settings.migration == "auto"
+            and await self._capabilities.resumes_streams(pod)
+        )
         head, body = request_for(call, pod, settings, movable=attempt.movable, extra=extra)
         until = time.monotonic() + (
             settings.first_byte_timeout if call.incoming.stream else settings.answer_timeout
@@ -232,7 +246,7 @@ class Dispatcher:
     async def _first_of(self, attempt: Attempt, connection: Connection, data: bytes, until: float) -> bytes:
         """The first piece of a stream; of other answers all, or enough. `data`: what has come of it."""
         pieces, size = [data], len(data)
-        while piece := await self.patiently(connection.read, attempt.pod, until):
+        while piece := await self.patiently(connection.read, attempt.pod, until, elsewhere=attempt.elsewhere):
             pieces.append(piece)
             size += len(piece)
             if attempt.stream or size > _HELD_BODY:
@@ -247,7 +261,7 @@ class Dispatcher:
             attempt.connection = connection
             connection.send(head, body)
             try:
-                await self.patiently(connection.answered, attempt.pod, until)
+                await self.patiently(connection.answered, attempt.pod, until, elsewhere=attempt.elsewhere)
                 return connection
             except UpstreamLost:
                 # A connection kept alive may have been closed by the pod at the moment we used it.

@@ -4,7 +4,7 @@
     pod b        │          │   resume_token_ids=[510, 2302]  role │ of[281] │ France │ finish │ [DONE]
                                                               ╰─ dropped; id and created as on pod a
 
-Room: gateway/proxy; pure. Leadline's engines report the token ids of each chunk when the request says
+Package: gateway/proxy; pure. Leadline's engines report the token ids of each chunk when the request says
 `return_token_ids`, and go on behind `resume_token_ids` drawing the same random numbers, given an explicit
 seed. So the gateway adds both to the bodies of streams that it may have to move, and takes the ids out of the
 chunks again unless the client asked for them.

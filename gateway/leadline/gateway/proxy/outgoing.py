@@ -11,17 +11,10 @@ from leadline.gateway.proxy.call import Call
 from leadline.gateway.proxy.headers import request_head
 from leadline.gateway.proxy.settings import ProxySettings
 
-__all__ = ["may_move", "request_for"]
+__all__ = ["request_for"]
 
 _WORTH_TELLING = 0.05
 """Seconds of a deadline that must be gone before the pod is told of them."""
-
-
-def may_move(call: Call, pod: Pod, settings: ProxySettings) -> bool:
-    """Whether the stream shall be able to go on elsewhere when this pod dies."""
-    if settings.migration == "off" or not call.incoming.resumable:
-        return False
-    return settings.migration == "on" or pod.report is not None
 
 
 def request_for(

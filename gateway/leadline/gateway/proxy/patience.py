@@ -1,15 +1,21 @@
 """Waiting for pods: long for one that computes, not at all for one that hangs.
 
-Room: gateway/proxy. The first byte of a long prompt may take minutes, so a timeout cannot tell a pod that
-works from one that was stopped, swapped out or is stuck. /health can: a pod that is silent for `probe_after`
-is asked for it, and one that does not answer within `probe_timeout` hangs.
+Package: gateway/proxy. The first byte of a long prompt may take minutes, so a timeout cannot tell a pod that
+computes from one that was stopped, swapped out or is stuck. /health can: a pod that is silent for
+`probe_after` is asked for it. An engine answers 503 there when its core is frozen.
 
     silent ──probe_after──▶ /health? ──answers──▶ wait on
-                               └──nothing within probe_timeout──▶ PodHangs; its circuit is held open
-                                      /health again every `breaker_seconds` until it answers ──▶ half-open
+                               ├── 503: its core is frozen or gone ──────────────────────────▶ PodHangs
+                               ├── silent for `leave_after`, nothing sent, room elsewhere ───▶ PodHangs
+                               ├── silent for `hangs_after`, room elsewhere for a stream ────▶ PodHangs
+                               └── silent for `probe_timeout` ───────────────────────────────▶ PodHangs
 
-All who wait for one pod share its probe, and one probe that fails is enough: to find out by further requests
-would cost each of them as long.
+A request that can go to another pod leaves soon: it loses little if the first pod was only slow. If there is
+none, or the others are full, it waits: a late answer of an overloaded pod is better than no answer. When
+/health was silent for `hangs_after` and a request has left, or for `probe_timeout`, the pod's circuit is held
+open; /health is asked again every `breaker_seconds` until it answers, then the circuit is half-open. All
+requests on one pod share its probe, and one probe that fails is enough: to find out by further requests would
+cost each of them as long.
 """
 
 import asyncio
@@ -30,6 +36,12 @@ logger = logging.getLogger("leadline.gateway")
 
 T = TypeVar("T")
 
+_NOT_SERVING = frozenset((502, 503, 504))
+"""Answers to /health of an engine whose core is frozen or gone, and of a sidecar before one."""
+_SLICES = 4
+"""A wait for a probe is cut into so many. A gateway that was itself held up during one of them has read what
+came meanwhile before the next one is over."""
+
 
 class Patience:
     """One an event loop. `pool`: address → its connections."""
@@ -41,19 +53,43 @@ class Patience:
         self._hanging: dict[str, asyncio.Future[None]] = {}
         """Addresses of pods that hang → what waits for them to answer."""
 
-    async def wait(self, wait: Callable[[float], Awaitable[T]], pod: Pod, until: float) -> T:
-        """`wait(until)`, but leave a pod that answers nothing any more. Raises what `wait` raises,
-        UpstreamTimeout at `until`, and PodHangs."""
+    async def wait(
+        self,
+        wait: Callable[[float], Awaitable[T]],
+        pod: Pod,
+        until: float,
+        *,
+        begun: bool = False,
+        elsewhere: Callable[[], bool] | None = None,
+    ) -> T:
+        """`wait(until)`, but leave a pod that hangs. `elsewhere`: whether another pod can take over.
+        `begun`: a part of the answer has gone to the client. Raises what `wait` raises, UpstreamTimeout at
+        `until`, and PodHangs."""
+        settings = self._settings
         while True:
-            soon = time.monotonic() + self._settings.probe_after
+            soon = time.monotonic() + settings.probe_after
             try:
                 return await wait(soon if soon < until else until)
             except UpstreamTimeout:
                 if time.monotonic() >= until - 0.001:
                     raise
-            if not await self._alive(pod.address):
+            probe = self._probe_of(pod.address)
+            leave = settings.hangs_after if begun else settings.leave_after
+            if await self._ends_within(probe, leave):
+                if probe.result():
+                    continue
                 self._hold(pod)
-                raise PodHangs(f"pod {pod.id} answers nothing, not even /health")
+            elif elsewhere is None or not elsewhere():
+                if await asyncio.shield(probe):
+                    continue
+                self._hold(pod)
+            else:
+                later = 0.0 if begun else settings.hangs_after - settings.leave_after
+                asyncio.get_running_loop().call_later(later, self._hold_if_silent, pod, probe)
+            try:  # what has come while the probe was waited for
+                return await wait(time.monotonic())
+            except UpstreamTimeout:
+                raise PodHangs(f"pod {pod.id} answers nothing, and its /health does not either") from None
 
     def forget(self, addresses: set[str]) -> None:
         """These pods are gone."""
@@ -67,28 +103,38 @@ class Patience:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    async def _alive(self, address: str) -> bool:
+    def _probe_of(self, address: str) -> asyncio.Future[bool]:
         probe = self._probes.get(address)
         if probe is None:
             probe = self._probes[address] = asyncio.ensure_future(self._probe(address))
             probe.add_done_callback(lambda _: self._probes.pop(address, None))
-        return await asyncio.shield(probe)
+        return probe
+
+    async def _ends_within(self, probe: asyncio.Future[bool], seconds: float) -> bool:
+        for _ in range(_SLICES):
+            await asyncio.wait((probe,), timeout=seconds / _SLICES)
+            if probe.done():
+                return True
+        return False
 
     async def _probe(self, address: str) -> bool:
-        """Whether the pod answers HTTP at all; with what does not matter."""
+        """Whether the pod answers, and does not say that it cannot serve."""
         connection: Connection | None = None
         seconds = self._settings.probe_timeout
         try:
             async with asyncio.timeout(seconds):
                 connection = await self._pool(address).take(fresh=True)
                 connection.send(b"GET /health HTTP/1.1\r\nhost: %s\r\n\r\n" % address.encode(), b"")
-                await connection.answered(time.monotonic() + seconds)
-                return True
+                return await connection.answered(time.monotonic() + seconds) not in _NOT_SERVING
         except (UpstreamError, TimeoutError):
             return False
         finally:
             if connection is not None:
                 connection.abort()
+
+    def _hold_if_silent(self, pod: Pod, probe: asyncio.Future[bool]) -> None:
+        if not probe.done() or not (probe.cancelled() or probe.result()):
+            self._hold(pod)
 
     def _hold(self, pod: Pod) -> None:
         breaker_of(pod, self._settings).hold()

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -154,8 +155,15 @@ async def _pump(
     dispatcher: Dispatcher, call: Call, attempt: Attempt, stream: MovableStream, client: Exchange
 ) -> UpstreamError | None:
     """Send on what the pod says. None: the stream has come to its end; else how the pod was lost before."""
-    connection, data = attempt.connection, attempt.body
+    connection, data, pod = attempt.connection, attempt.body, attempt.pod
     assert connection is not None
+
+    def elsewhere() -> bool:
+        if call.migrations >= dispatcher.settings.max_migrations or not stream.movable:
+            return False
+        others = dispatcher.admission.with_room(call.service, time.monotonic())
+        return any(other is not pod for other in others)
+
     problem: UpstreamError = UpstreamLost("the stream ended before its [DONE]")
     try:
         while data:
@@ -169,7 +177,7 @@ async def _pump(
             if stream.lost is not None:
                 problem = UpstreamLost(stream.lost)
                 break
-            data = await _next_piece(dispatcher, connection, attempt.pod)
+            data = await _next_piece(dispatcher, connection, pod, elsewhere)
     except UpstreamError as error:
         problem = error
     except asyncio.CancelledError:
@@ -215,10 +223,14 @@ async def _move(dispatcher: Dispatcher, call: Call, lost: Attempt, stream: Movab
         pause = min(1.5 * pause, _LONGEST_PAUSE)
 
 
-async def _next_piece(dispatcher: Dispatcher, connection: Connection, pod: Pod) -> bytes:
-    """b"" at the end."""
+async def _next_piece(
+    dispatcher: Dispatcher, connection: Connection, pod: Pod, elsewhere: Callable[[], bool] | None = None
+) -> bytes:
+    """b"" at the end. `elsewhere`: whether another pod can go on."""
+    if data := connection.taken():
+        return data
     until = time.monotonic() + dispatcher.settings.idle_timeout
-    return connection.taken() or await dispatcher.patiently(connection.read, pod, until)
+    return await dispatcher.patiently(connection.read, pod, until, begun=True, elsewhere=elsewhere)
 
 
 def _start_stream(call: Call, attempt: Attempt, client: Exchange) -> None:

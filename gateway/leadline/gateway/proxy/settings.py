@@ -24,17 +24,22 @@ class ProxySettings:
     """The same of answers that are no streams: nothing of them comes before all is generated."""
     idle_timeout: float = 300.0
     """Between two pieces of an answer."""
-    probe_after: float = 5.0
+    probe_after: float = 1.0
     """A pod that is silent for this long is asked for /health: one that hangs is left at once, not after
     the timeouts above, which must allow for long prompts."""
+    leave_after: float = 1.0
+    """How long /health may be silent before a request without any answer yet goes to another pod."""
+    hangs_after: float = 2.0
+    """The same before a stream moves, and before the pod's circuit opens."""
     probe_timeout: float = 5.0
+    """The same where no other pod can serve."""
     max_attempts: int = 3
     """Pods tried for one request before its first byte."""
     hedge_after: float = 0.0
     """A first pod that has not answered for so long gets a rival: a second pod is asked the same, the answer
     that comes first is the client's, the other is cut off. 0: never."""
-    migration: Literal["auto", "on", "off"] = "auto"
-    """Streams go on on another pod when theirs dies. auto: where the pods report as Leadline's engines do."""
+    migration: Literal["auto", "off"] = "auto"
+    """Streams continue on another pod when theirs dies. auto: where the pod is an engine of Leadline."""
     max_migrations: int = 3
     migration_wait: float = 10.0
     """For a pod to go on with, when there is none."""

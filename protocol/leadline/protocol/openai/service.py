@@ -124,6 +124,9 @@ class VersionResponse(msgspec.Struct, kw_only=True):
     """Answer of `GET /version`."""
 
     version: str
+    resumes_streams: bool | UnsetType = UNSET
+    """Of an engine, true: it reports token ids and continues after `resume_token_ids`, so gateways can move
+    its streams."""
 
 
 class StartProgress(msgspec.Struct, kw_only=True, frozen=True):
