@@ -1,7 +1,8 @@
 """Streams whose pod dies: a real engine answers, and the connection to it is cut at a chosen event.
 
 The cut is made by a pod that forwards to the engine; the second attempt goes to another forwarder of the same
-engine, as if two engines of the same kind stood there. test_real_engines.py kills whole engines.
+engine, as if two engines of the same kind stood there. test_cut_streams.py has streams of every kind, cut at
+every byte; test_real_engines.py kills whole engines.
 """
 
 from __future__ import annotations
@@ -45,21 +46,10 @@ TEXT: dict[str, Any] = {"model": "m", "prompt": PROMPT, "stream": True, "max_tok
 VARIANTS: dict[str, dict[str, Any]] = {
     "greedy chat": {**CHAT, "temperature": 0},
     "greedy chat with usage": {**CHAT, "temperature": 0, "stream_options": {"include_usage": True}},
-    "sampled chat": {**CHAT, "temperature": 1.0, "seed": 11},
-    "chat with logprobs": {**CHAT, "temperature": 0, "logprobs": True, "top_logprobs": 2},
-    "chat with token ids": {**CHAT, "temperature": 0, "return_token_ids": True},
     "chat with a stop string": {**CHAT, "temperature": 0, "max_tokens": 40, "stop": ["four", "Four"]},
-    "chat to its end": {
-        **CHAT,
-        "messages": [{"role": "user", "content": "Say hi."}],
-        "temperature": 0,
-        "max_tokens": 60,
-        "stream_options": {"include_usage": True},
-    },
-    "greedy text": {**TEXT, "temperature": 0, "stream_options": {"include_usage": True}},
     "sampled text": {**TEXT, "temperature": 0.9, "seed": 4},
     "echoed text": {**TEXT, "temperature": 0, "echo": True, "max_tokens": 8},
-    "text with logprobs": {**TEXT, "temperature": 0, "logprobs": 1, "max_tokens": 8},
+    "a prompt that is echoed alone": {**TEXT, "echo": True, "max_tokens": 0},
 }
 
 
@@ -176,6 +166,44 @@ async def test_a_stream_that_is_cut_anywhere_reads_as_one_that_is_not(engine: En
             assert got == wanted, f"cut after {cut} events"
             await rig.settled()
             assert 1 <= len(cutter.bodies) <= 2
+
+
+async def test_a_connection_cut_at_any_byte_gives_the_stream_of_one_that_is_not() -> None:
+    """Within the head, within the length of a chunk, within an event: raw bytes, through a whole gateway."""
+
+    def words(begin: int) -> bytes:
+        chunks = [{"index": 0, "text": f"{n} ", "token_ids": [n]} for n in range(begin, 2)]
+        body = b"".join(chunked(sse({"id": "c", "created": 1, "choices": [chunk]})) for chunk in chunks)
+        end = {"index": 0, "text": "", "finish_reason": "length"}
+        body += chunked(sse({"id": "c", "created": 1, "choices": [end]})) + chunked(sse("[DONE]"))
+        return STREAM_HEAD + body + b"0\r\n\r\n"
+
+    cut: int | None = None
+
+    async def script(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        nonlocal cut
+        at, cut = cut, None
+        writer.write(words(len(request.json.get("resume_token_ids", ())))[:at])
+        if at is not None:
+            writer.write_eof()
+            writer.close()
+
+    one, other = movable(script), movable(script)
+    async with (
+        pods(one, other) as (a, b),
+        gateway_to(a.address, b.address, migration="auto", breaker_failures=10**6) as rig,
+        rig.client() as client,
+    ):
+        for at in range(len(words(0))):
+            cut = at
+            got = await client.post("/v1/completions", json=TEXT)
+            assert cut is None
+            events = events_of(got.text)
+            said = [choice for event in events[:-1] for choice in event["choices"]]
+            assert "".join(choice["text"] for choice in said) == "0 1 ", f"cut at byte {at}"
+            assert [choice["finish_reason"] for choice in said if "finish_reason" in choice] == ["length"]
+            assert events[-1] == "[DONE]"
+        await rig.settled()
 
 
 async def test_a_stream_may_move_more_than_once(engine: Engine) -> None:

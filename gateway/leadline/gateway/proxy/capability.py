@@ -1,9 +1,9 @@
 """Whether a stream of a pod could continue on another pod.
 
-Package: gateway/proxy. Pods that report over Redis are Leadline's engines, and theirs can. A pod without reports
-(a static list, no Redis) is asked for /version before its first stream, and again after it was lost, when an
-engine of another kind may have taken its place. Streams to a pod that does not say so are left as they are,
-since another engine might refuse the fields that a movable stream needs.
+Package: gateway/proxy. Streams of Leadline's engines can, and pods that report over Redis are such. A pod
+without reports (a static list, no Redis) is asked for /version before its first stream, and again after it
+was lost, when an engine of another kind may have taken its place. Streams to a pod that does not say so are
+left as they are, since another engine might refuse the fields that a movable stream needs.
 """
 
 import asyncio

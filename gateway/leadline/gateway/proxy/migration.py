@@ -9,11 +9,10 @@ Package: gateway/proxy; pure. Leadline's engines report the token ids of each ch
 seed. So the gateway adds both to the bodies of streams that it may have to move, and takes the ids out of the
 chunks again unless the client asked for them.
 
-A token counts as sent once all that came of it went out. One step of the engine may give several chunks
-(content, then a tool call); the ids are in the last of them, and those before it wait for it. The next pod
-digests the tokens that were sent as if it had sampled them: text held back (half a character, what may become
-a stop string, a tool call) is held back there too, what the prompt's echo and the offsets of log
-probabilities begin with is settled by them, and where they satisfy a stop it answers with the end alone.
+A chunk brings all that came of the tokens that it names. The next pod digests the tokens that were sent as if
+it had sampled them: text held back (half a character, what may become a stop string, a tool call) is held
+back there too, the echo of the prompt and the offsets of log probabilities begin where they must, and where
+the tokens satisfy a stop it answers with the end alone.
 """
 
 import re
@@ -69,7 +68,6 @@ class MovableStream:
         "_chat",
         "_created",
         "_first_resume",
-        "_held",
         "_id",
         "_opaque",
         "_opened",
@@ -93,8 +91,6 @@ class MovableStream:
         self._id = ""
         self._created = 0
         self._sent_ids: list[int] = []
-        self._held: list[bytes] = []
-        """Chunks of tokens that are named in a chunk to come."""
         self._opaque = False
         """Something went out of which it is not known what tokens it stands for."""
         self._opened = False
@@ -139,7 +135,6 @@ class MovableStream:
         self.attempts += 1
         self.lost = None
         self._splitter = EventSplitter()
-        self._held = []
         return self.resumption
 
     def push(self, data: bytes) -> bytes:
@@ -157,7 +152,7 @@ class MovableStream:
             return raw
         if data == DONE:
             self.done = True
-            return self._with_held(raw)
+            return raw
         try:
             chunk = _decoder.decode(data)
         except msgspec.DecodeError:
@@ -168,7 +163,7 @@ class MovableStream:
                 self.lost = chunk.error.message
                 return b""
             self.finished = self.done = True
-            return self._with_held(raw)
+            return raw
         if not self._id:
             self._id, self._created = chunk.id, chunk.created
         self.usage_so_far = chunk.usage or self.usage_so_far
@@ -196,17 +191,8 @@ class MovableStream:
         if ids:
             self._sent_ids += ids
         elif says and not ends:
-            if self._sent_ids:
-                self._held.append(out)
-                return b""
             self._opaque = True
         self.finished = ends
-        return self._with_held(out)
-
-    def _with_held(self, out: bytes) -> bytes:
-        if self._held:
-            out = b"".join([*self._held, out])
-            self._held = []
         return out
 
     def _rewritten(self, data: bytes) -> bytes:
