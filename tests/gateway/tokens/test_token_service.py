@@ -322,3 +322,15 @@ async def test_a_template_that_reads_the_clock_is_rendered_every_time(tokenizer)
     first = service.at_once(chat("Hi"), IDENTITY)
     assert service.at_once(chat("Hi"), IDENTITY) is not first
     service.close()
+
+
+async def test_a_template_that_makes_gigabytes_of_some_messages_is_a_400(tokenizer):
+    greedy = "{{ messages[0].content * (10**9 if messages[0].content == 'many' else 1) }}"
+    service = TokenService(tokenizer, ChatRenderer({"default": greedy}, {}))
+    assert (await service.prompts(chat("few"), IDENTITY))[0].num_tokens == 1
+    with pytest.raises(RequestError, match="chat template was stopped") as caught:
+        service.at_once(chat("many"), IDENTITY)
+    assert caught.value.status == 400
+    with pytest.raises(RequestError, match="chat template was stopped"):
+        await service.prompts(chat("many"), IDENTITY)
+    service.close()

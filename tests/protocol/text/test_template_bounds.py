@@ -122,6 +122,14 @@ def test_a_template_that_always_does_it_is_refused_at_load(name):
         ChatRenderer({"default": "{% set n = 7 %}" + source}, {})
 
 
+def test_probes_stop_at_the_first_that_takes_too_long():
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    chat = ChatRenderer(
+        {"default": "{% if tools or messages | length > 1 %}" + endless + "{% endif %}ok"}, {}
+    )
+    assert chat.render(HELLO) == "ok"
+
+
 def test_a_template_of_any_length_is_not_compiled():
     with pytest.raises(UnsupportedModel, match="'default' has 2,000,000 characters"):
         ChatRenderer({"default": "a" * 2_000_000}, {})

@@ -91,6 +91,7 @@ def test_the_smallest_tokenizer_there_is_loads() -> None:
         made(valid(), {"added_tokens_decoder": {"1": {"content": "x"}}}),
         made(valid(), {}, {"default": "{% if %}"}),
         made(valid(), {}, {"default": 5}),
+        made(valid(), {}, {"default": "{{ 'a' * 10**10 }}"}),
         made(valid(), {f"t{i}": "a" for i in range(2000)}),
         made(valid(), format="leadline-tokenizer-2"),
         made(valid())[:-3],

@@ -16,7 +16,7 @@ import jinja2
 from leadline.protocol.errors import RequestError, UnsupportedModel
 from leadline.protocol.text.messages_in import normalize_messages
 from leadline.protocol.text.template_sandbox import MAX_SOURCE, Budget, TooMuch, make_environment, render
-from leadline.protocol.text.template_shape import TemplateShape, find_shape
+from leadline.protocol.text.template_shape import PLAIN, TemplateShape, find_shape
 
 __all__ = ["ChatRenderer"]
 
@@ -145,6 +145,8 @@ class ChatRenderer:
         def render_probe(messages: Sequence[Mapping[str, Any]], tools: bool) -> str | None:
             try:
                 return self._render_probe(name, messages, tools, _PROBE_SECONDS)
+            except TooMuch:
+                raise
             except Exception:
                 return None
 
@@ -156,7 +158,10 @@ class ChatRenderer:
             ) from error
         except Exception:
             pass  # it may want what a greeting lacks; requests will hear of it
-        return find_shape(render_probe, self.sources[name])
+        try:
+            return find_shape(render_probe, self.sources[name])
+        except TooMuch:
+            return PLAIN  # one of many probes that would take as long
 
     def _render_probe(
         self, name: str, messages: Sequence[Mapping[str, Any]], tools: bool, seconds: float | None
