@@ -100,14 +100,18 @@ def test_what_decodes_but_is_nested_too_deeply_is_a_400(server: LiveServer) -> N
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     error = refused(server, "/v1/chat/completions", messages=HI, tools=[tool], tool_choice="required")
     assert "nested too deeply" in error["message"]
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
-    messages = [*HI, {"role": "assistant", "tool_calls": [call]}]
-    for path in ("/v1/chat/completions", "/tokenize"):
-        assert (
-            refused(server, path, messages=messages)["param"]
-            == "messages[1].tool_calls[0].function.arguments"
-        )
     completes(server)
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, '{"city": "Par', ""])
+def test_earlier_arguments_that_are_no_json_do_not_end_a_conversation(
+    server: LiveServer, arguments: str
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [*HI, {"role": "assistant", "tool_calls": [call]}, *HI]
+    for path, more in (("/v1/chat/completions", {"max_tokens": 1}), ("/tokenize", {})):
+        response = server.post(path, messages=messages, **more)
+        assert response.status_code == 200, response.text
 
 
 def test_a_message_names_the_field_of_the_request(server: LiveServer) -> None:
