@@ -10,7 +10,10 @@ from safetensors.torch import load_file, save_file
 from tiny_checkpoints import BASE, OF_FAMILY, build_reference, logits_of, reload_reference, save_reference
 from tiny_checkpoints import reference_logits as expected_logits
 
+from leadline.engine.config import EngineConfig
+from leadline.engine.engine_core import EngineCore
 from leadline.engine.errors import UnsupportedModel
+from leadline.engine.hub.local import LocalModel
 from leadline.engine.models import load_model_config
 from leadline.engine.models.families import FAMILIES
 from leadline.engine.models.loader import load_model
@@ -179,3 +182,12 @@ def test_nothing_that_transformers_writes_is_unknown(family, tmp_path):
     build_reference(family).config.save_pretrained(tmp_path)
     change_config(tmp_path, architectures=[NAMES[family]])
     assert load_model_config(tmp_path).unknown_fields == ()
+
+
+def test_unknown_fields_are_named_in_one_line_of_the_log(tmp_path, caplog):
+    folder = save_reference(build_reference("llama"), tmp_path)
+    change_config(folder, zeta=1, alpha=[2])
+    config = EngineConfig(str(folder), device="cpu", num_kv_blocks=16, block_size=16)
+    EngineCore(config, LocalModel(folder, "tiny", "0"), progress=False)
+    (line,) = [record.getMessage() for record in caplog.records if "config.json" in record.getMessage()]
+    assert line.endswith("have no effect: alpha, zeta")
