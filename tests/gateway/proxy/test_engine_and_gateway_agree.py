@@ -64,7 +64,7 @@ FIELDS = [
     text(200, model=None),
     *(text(400, n=n) for n in (0, -1, "2", 1.5, True, 10**30, 129, [])),
     *(text(200, n=n) for n in (1, 1.0, None)),
-    *(text(400, max_tokens=limit) for limit in (0, -2, "3", 2.5, 10**30, True)),
+    *(text(400, max_tokens=limit) for limit in (0, -2, "3", 2.5, True)),
     *(text(200, max_tokens=limit) for limit in (1, 1.0)),
     text(200, max_tokens=-1, stop_token_ids=list(range(40000))),
     chat(400, max_tokens=0),
@@ -93,7 +93,7 @@ FIELDS = [
     text(400, suffix="x"),
     text(400, cache_salt="x" * 2000),
     text(400, user=5),
-    text(400, resume_token_ids=[5]),
+    text(400, resume_token_ids=[1_000_000]),
     text(400, return_token_ids="yes"),
     text(200, unknown_field={"deep": [1]}),
     *(

@@ -9,12 +9,14 @@ Fields are added at the end of the JSON object; of two equal keys JSON readers t
     {"model": "m", "messages": [...]}   ──▶   {"model": "m", "messages": [...],"seed":7}
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from leadline.protocol.errors import RequestError
 from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest, InvalidBody, decode_body
+from leadline.protocol.openai.common import PriorityClass
 from leadline.protocol.text.prompts import PromptRequest
 
 __all__ = ["Incoming", "amended", "read_incoming"]
@@ -23,7 +25,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Peek(msgspec.Struct, kw_only=True):
-    """What routing needs of any OpenAI-like body."""
+    """What routing needs of any OpenAI-like body. The last three fields are ours alone, with our ranges: the
+    gateway acts on them before a pod can refuse them."""
 
     model: str | None = None
     stream: bool | None = None
@@ -32,9 +35,9 @@ class Peek(msgspec.Struct, kw_only=True):
     max_completion_tokens: int | None = None
     user: str | None = None
     seed: int | None = None
-    deadline: float | None = None
-    queue_timeout: float | None = None
-    priority_class: str | None = None
+    deadline: Annotated[float, Meta(gt=0)] | None = None
+    queue_timeout: Annotated[float, Meta(ge=0)] | None = None
+    priority_class: PriorityClass | None = None
 
 
 class Incoming(msgspec.Struct, kw_only=True):
@@ -57,7 +60,8 @@ class Incoming(msgspec.Struct, kw_only=True):
     def max_tokens(self) -> int | None:
         fields = self.fields
         longer: int | None = getattr(fields, "max_completion_tokens", None)
-        return longer if longer is not None else fields.max_tokens
+        limit: int | None = longer if longer is not None else fields.max_tokens
+        return None if limit is not None and limit < 0 else limit
 
     @property
     def choices(self) -> int:
