@@ -28,8 +28,20 @@ LEASE = Kind("Lease", "coordination.k8s.io/v1", "leases")
 class LeaderElection:
     """`run` it as a task; `leading` is set while this replica may act."""
 
-    def __init__(self, api: ApiClient, namespace: str, name: str, identity: str, duration: float) -> None:
+    def __init__(
+        self,
+        api: ApiClient,
+        namespace: str,
+        name: str,
+        identity: str,
+        duration: float,
+        owner: dict[str, Any] | None = None,
+    ) -> None:
+        """`owner`: the operator's Deployment, with which the Lease goes when the operator is uninstalled."""
         self._api = api
+        self._owners: list[dict[str, Any]] = [] if owner is None else [_reference(owner)]
+        self._missing_since: float | None = None
+        """When a Lease that was there had gone."""
         self._namespace, self._name, self._identity = namespace, name, identity
         self._duration = duration
         self._seen: tuple[str, float] = ("", 0.0)
@@ -72,11 +84,10 @@ class LeaderElection:
         try:
             lease = await self._api.get(LEASE, self._namespace, self._name)
         except NotFound:
-            try:
-                await self._api.create(self._lease(None), LEASE)
-            except Conflict:
+            if self._seen[0] and not self._is_missed():
                 return False
-            return True
+            return await self._write(None)
+        self._missing_since = None
         holder = lease.get("spec", {}).get("holderIdentity") or ""
         version = lease["metadata"]["resourceVersion"]
         if version != self._seen[0]:
@@ -84,8 +95,27 @@ class LeaderElection:
         duration = float(lease.get("spec", {}).get("leaseDurationSeconds") or self._duration)
         if holder not in ("", self._identity) and time.monotonic() - self._seen[1] < duration:
             return False
+        return await self._write(lease)
+
+    def _is_missed(self) -> bool:
+        """Whether the Lease has been gone for its duration. At an uninstallation it goes before the process
+        is told to stop, and must not be made again meanwhile."""
+        if self._missing_since is None:
+            self._missing_since = time.monotonic()
+        return time.monotonic() - self._missing_since >= self._duration
+
+    async def _write(self, old: dict[str, Any] | None) -> bool:
+        """Make the Lease ours. False if another was faster."""
+        write = self._api.create if old is None else self._api.replace
         try:
-            await self._api.replace(self._lease(lease), LEASE)
+            try:
+                await write(self._lease(old), LEASE)
+            except ApiError as error:
+                if not (self._owners and error.is_permanent):
+                    raise
+                log.warning("the Lease cannot be tied to the operator's Deployment: %s", error)
+                self._owners = []
+                await write(self._lease(old), LEASE)
         except Conflict:
             return False
         return True
@@ -101,7 +131,9 @@ class LeaderElection:
             "leaseDurationSeconds": max(int(self._duration), 1),
             "renewTime": now,
         }
-        metadata = {"namespace": self._namespace, "name": self._name}
+        metadata: dict[str, Any] = {"namespace": self._namespace, "name": self._name}
+        if owners := self._owners or (old or {"metadata": {}})["metadata"].get("ownerReferences"):
+            metadata["ownerReferences"] = owners
         if old is not None:
             metadata["resourceVersion"] = old["metadata"]["resourceVersion"]
         return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": spec}
@@ -118,3 +150,9 @@ class LeaderElection:
                     await self._api.replace(free, LEASE)
         except (ApiError, aiohttp.ClientError, TimeoutError) as error:
             log.warning("the lease could not be released: %s", error)
+
+
+def _reference(owner: dict[str, Any]) -> dict[str, Any]:
+    metadata = owner["metadata"]
+    kind = {"apiVersion": owner["apiVersion"], "kind": owner["kind"]}
+    return {**kind, "name": metadata["name"], "uid": metadata["uid"]}

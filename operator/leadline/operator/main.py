@@ -23,7 +23,7 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from leadline.operator.api import ApiClient, ApiError, NotFound
-from leadline.operator.kinds import CHILDREN, POD, SERVICE, Kind
+from leadline.operator.kinds import BY_KIND, CHILDREN, POD, SERVICE, Kind
 from leadline.operator.leader import LeaderElection
 from leadline.operator.metrics import OperatorMetrics
 from leadline.operator.names import MANAGED_SELECTOR
@@ -206,6 +206,7 @@ class Operator:
             self.settings.lease_name,
             identity,
             self.settings.lease_seconds,
+            await self._own_deployment(api),
         )
         election = asyncio.create_task(leader.run(), name="election")
         acting: asyncio.Task[None] | None = None
@@ -232,6 +233,15 @@ class Operator:
         for task in (acting, election):
             if task is not None and task.done() and not task.cancelled():
                 task.result()
+
+    async def _own_deployment(self, api: ApiClient) -> dict[str, Any] | None:
+        """The Deployment that has the Lease's name, as the chart's has; None: there is none to be seen."""
+        try:
+            return await api.find(
+                BY_KIND["Deployment"], self.settings.own_namespace, self.settings.lease_name
+            )
+        except (ApiError, aiohttp.ClientError, TimeoutError):
+            return None
 
     async def _act(self, reconciler: Reconciler, beside: tuple[_Beside, ...]) -> None:
         self.queue.clear()

@@ -64,6 +64,7 @@ class OperatorSettings:
     """Between looks at the load of services with `autoscaling`."""
     leader_elect: bool = True
     lease_name: str = "leadline-operator"
+    """The Lease goes with the Deployment of the same name, where there is one."""
     lease_seconds: float = 15.0
     port: int = 8080
     """Of /health, /ready and /metrics; 0: no server."""
