@@ -48,9 +48,19 @@ def values_here(**more: Any) -> dict[str, Any]:
         return {"repository": repository, "tag": tag}
 
     values: dict[str, Any] = {
-        "engine": {"image": reference("engine"), "cpuImage": reference("engine-cpu"), "accelerator": "cpu"},
+        "engine": {
+            "image": reference("engine"),
+            "cpuImage": reference("engine-cpu"),
+            "accelerator": "cpu",
+            "requests": {"cpu": {"cpu": "100m", "memory": "512Mi"}},
+        },
         "operator": {"image": reference("operator")},
-        "gateway": {"image": reference("gateway"), "service": {"type": "NodePort"}, "drainSeconds": 10},
+        "gateway": {
+            "image": reference("gateway"),
+            "replicas": 1,
+            "service": {"type": "NodePort"},
+            "drainSeconds": 10,
+        },
         "valkey": {"image": reference("valkey")},
     }
     return _merged(values, more)
