@@ -203,7 +203,7 @@ def test_a_model_may_be_called_anything(cluster: Cluster, tmp_path: Path, served
 def test_at_steady_state_nothing_is_written(cluster: Cluster, tmp_path: Path) -> None:
     with operator(cluster, tmp_path, "--resync-seconds=2") as process:
         # Quantities that the API server spells in its own way, and a foreign manager's fields.
-        odd = service("calm", cache={"size": "1024Mi"})
+        odd = service("calm", replicas=1, cache={"size": "1024Mi"})
         odd["spec"]["podTemplate"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "0.010"}}
         cluster.apply(odd, service("calm2", replicas=2))
         until(lambda: is_ready(cluster, "calm") and is_ready(cluster, "calm2"), explain=process.text)
