@@ -82,7 +82,6 @@ KINDS: dict[str, dict[str, Any]] = {
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
     },
     "a call that must be made": {**CHAT, **USAGE, **TOOLS, "tool_choice": "required"},
-    "a call that must be made with token ids": {**CHAT, **TOOLS, **IDS, "tool_choice": "required"},
     "a call of a tool by name": {
         **CHAT,
         **TOOLS,
