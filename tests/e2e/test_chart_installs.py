@@ -6,6 +6,7 @@ import base64
 import json
 import os
 
+import kubernetes
 import pytest
 from real_cluster import CHART, Audit, Cluster, Namespace, values_here
 from test_operator_rights import asked
@@ -249,3 +250,51 @@ def test_settings_stay_while_a_replicaset_that_began_with_them_has_pods(cluster:
         wrong = "--set=gateway.config.polcy=x"
         with pytest.raises(AssertionError, match="polcy"):
             cluster.helm("upgrade", "r", str(CHART), "-n", namespace.name, wrong)
+
+
+HIDDEN = "aGlkZGVuLXZhbHVl"
+
+
+def account_of(user: str) -> kubernetes.client.CoreV1Api:
+    """Requests as this user."""
+    api = kubernetes.config.new_client_from_config(os.environ["KUBECONFIG"])
+    api.set_default_header("Impersonate-User", user)
+    return kubernetes.client.CoreV1Api(api)
+
+
+def test_the_operators_account_neither_changes_nor_reads_secrets_of_others(cluster: Cluster) -> None:
+    """By the right to patch alone it could do both: the answer to a patch is the whole object."""
+    with (
+        cluster.namespace("system") as system,
+        cluster.namespace("llm") as namespace,
+        system.release("r", values_here(gateway={"enabled": False}), serves=(namespace,)),
+    ):
+        small = {
+            "apiVersion": "serving.leadline.io/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": "m"},
+            "spec": {"model": "smollm2", "replicas": 0},
+        }
+        namespace.kubectl("create", "secret", "generic", "m-redis", f"--from-literal=theirs={HIDDEN}")
+        before = namespace.get("secret", "m-redis")
+        api = account_of(f"system:serviceaccount:{system.name}:r-leadline-operator")
+        for request in (
+            lambda: api.patch_namespaced_secret(
+                "m-redis", namespace.name, {"metadata": {"labels": {"a": "b"}}}
+            ),
+            lambda: api.patch_namespaced_secret("m-redis", namespace.name, {}, dry_run="All"),
+            lambda: api.create_namespaced_secret(namespace.name, {"metadata": {"name": "new"}}),
+        ):
+            with pytest.raises(kubernetes.client.ApiException, match="InferenceService") as refused:
+                request()
+            assert HIDDEN not in str(refused.value.body)
+        namespace.kubectl("apply", "-f", "-", text=json.dumps(small))
+
+        def reason() -> str:
+            conditions = (namespace.get("isvc", "m") or {}).get("status", {}).get("conditions", [])
+            return next((one["reason"] for one in conditions if one["type"] == "Ready"), "")
+
+        namespace.until("the Secret is in the way", lambda: reason() == "NameTaken", 60)
+        assert namespace.get("secret", "m-redis") == before
+        namespace.kubectl("delete", "secret", "m-redis")
+        namespace.until("the operator makes its own", lambda: namespace.get("secret", "m-redis"), 90)

@@ -168,33 +168,3 @@ def test_the_operator_uses_every_right_it_has_and_lacks_none(cluster: Cluster) -
         assert not forbidden, "rights that are missing"
         assert used - granted() == set(), "asked without a right, and granted by another role?"
         assert granted() - used == set(), "rights that are not used"
-
-
-def test_the_operators_account_neither_changes_nor_reads_secrets_of_others(cluster: Cluster) -> None:
-    """By the right to patch alone it could do both: the answer to a patch is the whole object."""
-    with (
-        cluster.namespace("system") as system,
-        cluster.namespace("llm") as namespace,
-        system.release("r", values_here(gateway={"enabled": False}), serves=(namespace,)),
-    ):
-        namespace.kubectl("create", "secret", "generic", "m-redis", "--from-literal=theirs=hidden-value")
-        before = namespace.get("secret", "m-redis")
-        account = f"--as=system:serviceaccount:{system.name}:r-leadline-operator"
-        for words in (
-            ("patch", "secret", "m-redis", "-p", '{"metadata": {"labels": {"a": "b"}}}', "-o", "yaml"),
-            ("patch", "secret", "m-redis", "-p", "{}", "--dry-run=server", "-o", "yaml"),
-            ("create", "secret", "generic", "new", "--from-literal=a=b"),
-        ):
-            with pytest.raises(AssertionError, match="InferenceService") as refused:
-                namespace.kubectl(account, *words)
-            assert "hidden-value" not in str(refused.value)
-        namespace.kubectl("apply", "-f", "-", text=json.dumps(service()))
-
-        def reason() -> str:
-            conditions = (namespace.get("isvc", "m") or {}).get("status", {}).get("conditions", [])
-            return next((one["reason"] for one in conditions if one["type"] == "Ready"), "")
-
-        namespace.until("the Secret is in the way", lambda: reason() == "NameTaken", 60)
-        assert namespace.get("secret", "m-redis") == before
-        namespace.kubectl("delete", "secret", "m-redis")
-        namespace.until("the operator makes its own", lambda: made(namespace, "secret", "m-redis"), 90)
