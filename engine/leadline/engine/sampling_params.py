@@ -27,6 +27,10 @@ class StructuredSpec(msgspec.Struct, frozen=True):
     kind: Literal["json_object", "json_schema", "regex", "lark"]
     value: str = ""
     """The schema as JSON text, the regular expression, or the grammar; empty for json_object."""
+    calls: str = ""
+    """For JSON: Lark rules of `calls`, what may come in its place (`tool_schema.or_calls`)."""
+    param: str | None = None
+    """The request's field that asks for it, where `kind` does not tell."""
 
 
 _ALL = (1 << 31) - 1

@@ -23,7 +23,8 @@ from leadline.engine.frontend.tool_formats import (
 )
 from leadline.engine.frontend.tool_formats.json_calls import follow
 from leadline.engine.frontend.tool_formats.parser import Steps
-from leadline.engine.frontend.tool_schema import plan_tools
+from leadline.engine.frontend.tool_schema import or_calls, plan_tools
+from leadline.engine.sampling_params import StructuredSpec
 
 NAMES = ("weather", "add")
 BY_NAME = {tool_format.name: tool_format for tool_format in FORMATS}
@@ -431,6 +432,72 @@ def test_a_required_call_cut_before_its_name_is_no_content():
     assert stream(RequiredCallParser(("tree",)), ['[{"na', 'me": "t']) == ("", [("tree", "")])
     whole = '[{"name": "ping", "parameters": {}}'
     assert stream(RequiredCallParser(("tree", "ping")), [whole, ', {"name']) == ("", [("ping", "{}")])
+
+
+def test_a_forced_call_moves_ids_and_anchors_with_its_tool_and_leaves_constants_alone(compiler, tokenizer):
+    """zod and pydantic write `$id`, `$schema` and anchors; a constant may hold a key `$ref`."""
+    parameters = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "https://example.com/f",
+        "type": "object",
+        "properties": {
+            "a": {"$ref": "#here"},
+            "b": {"$ref": "https://example.com/f#/$defs/x"},
+            "c": {"const": {"$ref": "#/nowhere"}},
+        },
+        "required": ["a", "b", "c"],
+        "additionalProperties": False,
+        "$defs": {"x": {"$anchor": "here", "type": "integer"}},
+    }
+    tools = [*TOOLS, {"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    arguments = {"a": 1, "b": 2, "c": {"$ref": "#/nowhere"}}
+    call = [{"name": "f", "parameters": arguments}]
+    assert accepts(compiler, tokenizer, plan_tools(tools, "required").constraint, json.dumps(call))
+    named = plan_tools(tools, {"type": "function", "function": {"name": "f"}})
+    assert accepts(compiler, tokenizer, named.constraint, json.dumps(arguments))
+    assert not accepts(compiler, tokenizer, named.constraint, json.dumps({**arguments, "c": {}}))
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_parameters_that_cannot_be_used_are_refused_as_the_tools(compiler, choice):
+    function = {"name": "f", "parameters": {"properties": {"a": {"$ref": "#"}}, "required": ["a"]}}
+    with pytest.raises(RequestError, match="no finite text satisfies it") as refused:
+        compiler.validate(plan_tools([{"type": "function", "function": function}], choice).constraint)
+    assert refused.value.param in ("tools", "tools[0].function.parameters")
+    assert refused.value.code == "invalid_grammar"
+
+
+HERMES_CALL = '<tool_call>\n{"name": "tree", "arguments": {"root": null}}\n</tool_call>'
+LLAMA_CALL = '{"name": "tree", "parameters": {"root": null}}'
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "call", "calls"),
+    [
+        ("hermes", HERMES_CALL, f"{HERMES_CALL}\n{HERMES_CALL}"),
+        ("llama3_json", LLAMA_CALL, f"<|python_tag|>{LLAMA_CALL}; {LLAMA_CALL}"),
+    ],
+)
+def test_with_a_schema_for_the_answer_a_model_may_call_or_answer(
+    compiler, tokenizer, tool_format, call, calls
+):
+    answer = StructuredSpec("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}, '
+                            '"required": ["a"], "additionalProperties": false}')  # fmt: skip
+    both = or_calls(answer, ["tree", "ping"], BY_NAME[tool_format], tokenizer)
+    for text in ('{"a": 1}', call, calls):
+        assert accepts(compiler, tokenizer, both, text)
+    for text in ('{"a": "x"}', call.replace("tree", "oak"), f'{{"a": 1}}{call}', "hello"):
+        assert not accepts(compiler, tokenizer, both, text)
+    content, made = parse(tool_format, calls, ["tree", "ping"])
+    assert ([name for name, _ in made], content) == (["tree", "tree"], "")
+    one = or_calls(answer, ["tree"], BY_NAME[tool_format], tokenizer, parallel=False)
+    assert accepts(compiler, tokenizer, one, call)
+    assert not accepts(compiler, tokenizer, one, calls)
+
+
+def test_a_constraint_that_is_no_json_stays_as_it_is(tokenizer):
+    regex = StructuredSpec("regex", "a+")
+    assert or_calls(regex, ["tree"], BY_NAME["hermes"], tokenizer) is regex
 
 
 @pytest.mark.parametrize(

@@ -439,6 +439,54 @@ def test_a_json_schema_shapes_the_answer(server: LiveServer, stream: bool, older
     assert isinstance(person["age"], int)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("first", ["{", "<tool_call>"])
+def test_with_tools_and_a_schema_a_model_answers_by_the_schema_or_calls(
+    narrow_server: LiveServer, stream: bool, first: str
+) -> None:
+    """The grammar of the answer forbade the call. A bias says here which of them the model wants."""
+    with narrow_server.http as http:
+        http.headers["Authorization"] = "Bearer key-one"
+        tokens = http.post("/tokenize", json={"prompt": first, "add_special_tokens": False}).json()["tokens"]
+        body = {
+            "messages": FRANCE,
+            "tools": [WEATHER],
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "p", "schema": {"enum": [{"city": "Rome"}]}},
+            },
+            "logit_bias": {str(tokens[0]): 100},
+            "max_tokens": 200,
+            "temperature": 0,
+            "stream": stream,
+        }
+        if first == "{":
+            del body["logit_bias"]
+            body["logit_bias"] = {str(token): -100 for token in _tag_tokens(http)}
+        response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    if stream:
+        events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+        deltas = [event["choices"][0]["delta"] for event in events]
+        text = "".join(delta.get("content") or "" for delta in deltas)
+        called = any(delta.get("tool_calls") for delta in deltas)
+    else:
+        message = response.json()["choices"][0]["message"]
+        text, called = message["content"] or "", bool(message.get("tool_calls"))
+    if first == "{":
+        assert json.loads(text) == {"city": "Rome"}
+        assert not called
+    else:
+        assert "city" not in text
+        assert called or "length" in response.text
+
+
+def _tag_tokens(http) -> list[int]:
+    return http.post("/tokenize", json={"prompt": "<tool_call>", "add_special_tokens": False}).json()[
+        "tokens"
+    ]
+
+
 def test_a_regex_shapes_the_answer(server: LiveServer) -> None:
     answer = server.client.chat.completions.create(
         model="smollm2", messages=FRANCE, temperature=0, max_tokens=20, extra_body={"regex": "(Paris|Rome)!"}

@@ -11,11 +11,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from leadline.engine.errors import RequestError
+from leadline.engine.frontend.json_schema import SchemaError, portable
+from leadline.engine.frontend.tool_formats import ToolFormat
 from leadline.engine.sampling_params import StructuredSpec
 from leadline.protocol.text.prompts import tools_shown
+from leadline.protocol.text.tokenizer import Tokenizer
 
-__all__ = ["ToolPlan", "plan_tools"]
+__all__ = ["ToolPlan", "or_calls", "plan_tools"]
 
 
 class ToolPlan:
@@ -67,7 +72,36 @@ def plan_tools(
     if named not in names:
         raise RequestError(f"tool_choice names {named!r}, which is not in tools", param="tool_choice")
     schema = json.dumps(dict(schemas)[named])
-    return ToolPlan(given, names, StructuredSpec(kind="json_schema", value=schema), named)
+    spec = StructuredSpec(kind="json_schema", value=schema, param="tools")
+    return ToolPlan(given, names, spec, named)
+
+
+def or_calls(
+    spec: StructuredSpec,
+    names: Sequence[str],
+    tool_format: ToolFormat,
+    tokenizer: Tokenizer,
+    *,
+    parallel: bool = True,
+) -> StructuredSpec:
+    """`spec`, or calls of these tools in the model's own markup. What does not constrain JSON stays as it
+    is."""
+    if spec.kind not in ("json_object", "json_schema"):
+        return spec
+
+    def tag(text: str) -> str:
+        """Markup in a grammar: text, or the token that it is."""
+        token_id = tokenizer.token_id(text)
+        return f"<[{token_id}]>" if token_id in tokenizer.special_ids else json.dumps(text)
+
+    call = {
+        "type": "object",
+        "properties": {"name": {"enum": list(names)}, tool_format.arguments: {"type": "object"}},
+        "required": ["name", tool_format.arguments],
+        "additionalProperties": False,
+    }
+    rules = tool_format.rules(tag, parallel)
+    return msgspec.structs.replace(spec, calls=f"{rules}\njson_of_call: %json {json.dumps(call)}\n")
 
 
 def _named(tool_choice: str | Mapping[str, Any] | None) -> str:
@@ -99,8 +133,7 @@ def _parameters(tool: Mapping[str, Any], where: str) -> tuple[str, dict[str, Any
 
 
 def _list_schema(schemas: Sequence[tuple[str, dict[str, Any]]], parallel: bool) -> StructuredSpec:
-    """A list of calls. Each tool's schema becomes a definition, and its own `#/...` references move with
-    it."""
+    """A list of calls. Each tool's schema becomes a definition, and its own references move with it."""
     calls = [
         {
             "type": "object",
@@ -114,22 +147,19 @@ def _list_schema(schemas: Sequence[tuple[str, dict[str, Any]]], parallel: bool) 
         "type": "array",
         "minItems": 1,
         "items": {"anyOf": calls},
-        "$defs": {f"tool{i}": _moved(schema, f"#/$defs/tool{i}") for i, (_, schema) in enumerate(schemas)},
+        "$defs": {f"tool{i}": _placed(name, schema, i) for i, (name, schema) in enumerate(schemas)},
     }
     if not parallel:
         schema["maxItems"] = 1
-    return StructuredSpec(kind="json_schema", value=json.dumps(schema))
+    return StructuredSpec(kind="json_schema", value=json.dumps(schema), param="tools")
 
 
-def _moved(schema: Any, base: str) -> Any:
-    """The schema with every local reference `#/x` rewritten to `<base>/x`."""
-    if isinstance(schema, Mapping):
-        return {
-            key: base + value[1:]
-            if key == "$ref" and isinstance(value, str) and value.startswith("#")
-            else _moved(value, base)
-            for key, value in schema.items()
-        }
-    if isinstance(schema, list):
-        return [_moved(item, base) for item in schema]
-    return schema
+def _placed(name: str, schema: dict[str, Any], i: int) -> dict[str, Any]:
+    try:
+        return portable(schema, f"#/$defs/tool{i}")
+    except SchemaError as error:
+        raise RequestError(
+            f"the parameters of the function {name!r} cannot be used: {error}",
+            param=f"tools[{i}].function.parameters",
+            code="invalid_grammar",
+        ) from error

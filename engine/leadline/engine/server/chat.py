@@ -28,7 +28,7 @@ from leadline.engine.frontend.tool_formats import (
     detect_format,
 )
 from leadline.engine.frontend.tool_formats import ToolCall as ParsedCall
-from leadline.engine.frontend.tool_schema import ToolPlan, plan_tools
+from leadline.engine.frontend.tool_schema import ToolPlan, or_calls, plan_tools
 from leadline.engine.messages import CoreRequest, TokenLogprobs
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.server.generation import (
@@ -82,6 +82,14 @@ async def _prepare(body: ChatCompletionRequest, engine: AsyncEngine) -> _Answer:
     given = chat_sampling(body, plan.constraint)
     if plan.parse and plan.constraint is None and _tool_format(engine).is_hidden(engine.tokenizer):
         given.setdefault("skip_special_tokens", False)
+    if plan.parse and plan.constraint is None and "structured" in given:
+        given["structured"] = or_calls(
+            given["structured"],
+            plan.names,
+            _tool_format(engine),
+            engine.tokenizer,
+            parallel=body.parallel_tool_calls is not False,
+        )
     sampling = engine.builder.sampling_params(given)
     check_sequences(1, sampling.n, engine.config)
     (prompt,) = await prompts_of(body, engine)
@@ -94,7 +102,7 @@ async def _prepare(body: ChatCompletionRequest, engine: AsyncEngine) -> _Answer:
             **extras(body),
         )
     except RequestError as error:
-        raise in_words_of_chat(error, plan.constraint) from None
+        raise in_words_of_chat(error) from None
     return _Answer(body, engine, plan, request)
 
 

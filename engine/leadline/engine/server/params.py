@@ -55,10 +55,8 @@ def chat_sampling(request: ChatCompletionRequest, structured: StructuredSpec | N
     return given
 
 
-def in_words_of_chat(error: RequestError, structured: StructuredSpec | None) -> RequestError:
-    """The engine's refusal with the field's name in a chat. `structured`: as for `chat_sampling`."""
-    if error.param == "response_format" and structured is not None:
-        return _renamed(error, "tools")
+def in_words_of_chat(error: RequestError) -> RequestError:
+    """The engine's refusal with the field's name in a chat."""
     return _renamed(error, {"prompt": "messages", "logprobs": "top_logprobs"}.get(error.param or ""))
 
 

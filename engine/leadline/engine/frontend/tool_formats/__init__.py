@@ -49,6 +49,11 @@ class ToolFormat:
     name: str
     parser: Callable[[Tools], CallParser]
     """A parser for one output of a request with these tools."""
+    rules: Callable[[Callable[[str], str], bool], str]
+    """Lark rules of `calls` over `json_of_call`, the call itself. Takes a function that writes a tag, and
+    whether there may be several calls."""
+    arguments: str
+    """The key of the arguments in a call."""
     shown_in: Callable[[str], bool]
     """Whether a chat template shows the model this format."""
     families: frozenset[str] = frozenset()
@@ -64,12 +69,16 @@ class ToolFormat:
 HERMES = ToolFormat(
     "hermes",
     parser=lambda tools: hermes.HermesParser(),
+    rules=hermes.rules,
+    arguments="arguments",
     shown_in=lambda template: hermes.OPEN in template,
     tags=(hermes.OPEN, hermes.CLOSE),
 )
 LLAMA = ToolFormat(
     "llama3_json",
     parser=lambda tools: llama.LlamaParser([tool["function"]["name"] for tool in tools]),
+    rules=llama.rules,
+    arguments="parameters",
     shown_in=lambda template: llama.TAG in template or ("ipython" in template and '"parameters"' in template),
     families=frozenset(("llama4", "mllama")),
 )

@@ -13,7 +13,10 @@ from collections.abc import Callable, Collection
 
 from leadline.engine.frontend.tool_formats.parser import Broken, CallParser, Steps
 
-__all__ = ["follow", "read_calls"]
+__all__ = ["GAP", "follow", "read_calls"]
+
+GAP = r"/[ \n]{0,4}/"
+"""Blanks around a call, in a grammar."""
 
 _BLANK = " \t\r\n"
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')

@@ -9,15 +9,21 @@ all that follows it, further tags included.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-from leadline.engine.frontend.tool_formats.json_calls import read_calls
+from leadline.engine.frontend.tool_formats.json_calls import GAP, read_calls
 from leadline.engine.frontend.tool_formats.parser import Broken, CallParser, Steps
 
-__all__ = ["TAG", "LlamaParser"]
+__all__ = ["TAG", "LlamaParser", "rules"]
 
 TAG = "<|python_tag|>"
 _SEPARATORS = " \t\r\n;,"
+
+
+def rules(tag: Callable[[str], str], parallel: bool) -> str:
+    """See `ToolFormat.rules`."""
+    more = f'({GAP} ";" {GAP} json_of_call)*' if parallel else ""
+    return f"calls: ({tag(TAG)} {GAP})? json_of_call {more}"
 
 
 class LlamaParser(CallParser):
