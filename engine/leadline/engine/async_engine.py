@@ -175,6 +175,7 @@ class AsyncEngine:
             self.tokenizer,
             ready.max_model_len,
             ready.num_kv_blocks * config.block_size,
+            compile_grammars=False,
         )
         self._streams = Streams(OutputProcessor(self.tokenizer), self._send_abort)
         self._client.dead.add_done_callback(self._on_death)
@@ -218,6 +219,7 @@ class AsyncEngine:
         deadline: float | None = None,
         cache_salt: str = "",
         resume_token_ids: Sequence[int] = (),
+        client: str = "",
     ) -> CoreRequest:
         """Tokenize and check a request, in a thread where that takes long. Raises RequestError.
 
@@ -244,11 +246,11 @@ class AsyncEngine:
                 deadline=None if deadline is None else arrival + deadline,
                 cache_salt=cache_salt,
                 num_resumed=len(resume_token_ids),
+                client=client,
             )
 
-        # A short text tokenizes in about a millisecond, less than the hop to a thread is worth; a grammar
-        # may take seconds to compile.
-        if len(prompt) > _INLINE_CHARACTERS or sampling.structured is not None:
+        # A short text tokenizes in about a millisecond, less than the hop to a thread is worth.
+        if len(prompt) > _INLINE_CHARACTERS:
             return await asyncio.to_thread(build)
         return build()
 

@@ -7,8 +7,9 @@ With overlap, step N+1 is planned and launched before step N is read:
     host     | plan N | launch | plan N+1 | launch | wait N, update N | plan N+2 | ...
     device            |====== step N ======|====== step N+1 ======|== ...
 
-Owns grammar matchers of structured sequences (one each, moved on by the tokens that come back) and the
-speeds that load reports carry. Knows nothing of text, sockets or HTTP. One thread calls it.
+Owns the masks of structured sequences: their grammars live in other processes (`grammars`), are told the
+tokens that come back, and answer with what may follow. A sequence without its mask sits out steps. Owns the
+speeds that load reports carry as well. Knows nothing of text, sockets or HTTP. One thread calls it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,8 +29,9 @@ from leadline.engine.config import EngineConfig
 from leadline.engine.core import PoolListener, SchedulerStats, build_scheduler
 from leadline.engine.core.plan import StepHandle, StepPlan, StepResult
 from leadline.engine.core.stats import Speeds
-from leadline.engine.errors import EngineDead, RequestError
-from leadline.engine.messages import CoreOutput, CoreRequest
+from leadline.engine.errors import EngineDead, QueueFull, RequestError
+from leadline.engine.grammars import GrammarHosts, MaskOrError
+from leadline.engine.messages import CoreOutput, CoreRequest, Failure
 from leadline.engine.models.base import CausalLM
 from leadline.engine.models.config import load_model_config
 from leadline.engine.models.cost import attention_work
@@ -37,12 +39,11 @@ from leadline.engine.profiling import Phases, nvtx_sink
 from leadline.engine.progress import ReportStage, no_report
 from leadline.engine.runner import build_runner
 from leadline.engine.runner.memory import oom_message
-from leadline.engine.sampling_params import StructuredSpec
 
 if TYPE_CHECKING:
     from leadline.engine.hub.local import LocalModel
 
-__all__ = ["EngineCore", "Grammar", "GrammarFactory", "Speeds"]
+__all__ = ["EngineCore", "Speeds"]
 
 logger = logging.getLogger("leadline.engine.core")
 
@@ -51,20 +52,13 @@ _FAILURES_IN_A_ROW = 3
 _EMA = 0.1
 _PREFILL_STEP_MS = {"cpu": 0.0, "cuda": 50.0}
 """What a step with prompts may take while interactive requests decode, where the config leaves it open."""
+_MASK_SECONDS = 0.002
+"""How long a step waits for masks that usually come at once."""
+_IDLE_SECONDS = 0.005
+"""The same, where there is nothing else to do."""
+_MOST_QUEUED_GRAMMARS = 256
 _DRAFTING_ROWS = {"cpu": 4, "cuda": 16}
 """Decoding sequences up to which drafts pay (docs/decisions/015)."""
-
-
-class Grammar(Protocol):
-    """One sequence's way through a grammar (`frontend.structured.Matcher`)."""
-
-    @property
-    def finished(self) -> bool: ...
-    def mask(self, out: np.ndarray) -> None: ...
-    def accept(self, token_id: int) -> bool: ...
-
-
-GrammarFactory = Callable[[StructuredSpec], Grammar]
 
 
 @dataclass(slots=True)
@@ -88,13 +82,11 @@ class EngineCore:
         progress: bool = True,
         report: ReportStage = no_report,
         listener: PoolListener | None = None,
-        grammars: GrammarFactory | None = None,
         model: CausalLM | None = None,
     ) -> None:
         """Load the model and build everything; takes seconds to minutes.
 
-        `grammars` makes matchers for structured output; None builds a `GrammarCompiler` over the model's
-        tokenizer when the first such request comes. `report` hears how far loading is. Raises EngineError's
+        `report` hears how far loading is. Raises EngineError's
         kinds: ConfigError, UnsupportedModel, OutOfMemory …
         """
         self.config = config.validate()
@@ -126,10 +118,10 @@ class EngineCore:
         overlap = config.overlap
         self.overlap = self.runner.device.type == "cuda" if overlap is None else overlap
         self._flights: deque[_Flight] = deque()
-        self._grammars = grammars
+        self._grammars: GrammarHosts | None = None
+        self._masks: dict[str, np.ndarray] = {}
+        """For the next token of structured requests; missing while it is awaited."""
         self._live: set[str] = set()
-        self._matchers: dict[str, Grammar] = {}
-        self._mask_words = (self.model_config.vocab_size + 31) // 32
         self._failures = 0
         self._last_read = 0.0
         self._prefill_rate = 0.0
@@ -142,13 +134,14 @@ class EngineCore:
 
     def add_request(self, request: CoreRequest) -> None:
         """Queue a validated request. Raises RequestError or QueueFull; then nothing of it remains."""
-        matcher = None
-        if request.sampling.structured is not None:
-            matcher = self._new_matcher(request)
-        self.scheduler.add(request, time.monotonic())
+        spec = request.sampling.structured
+        if spec is not None and self._hosts().num_queued >= _MOST_QUEUED_GRAMMARS:
+            raise QueueFull(f"{_MOST_QUEUED_GRAMMARS} requests wait for their grammar to be compiled")
+        self.scheduler.add(request, time.monotonic(), held=spec is not None)
         self._live.add(request.request_id)
-        if matcher is not None:
-            self._matchers[request.request_id] = matcher
+        if spec is not None:
+            resumed = request.prompt_token_ids[len(request.prompt_token_ids) - request.num_resumed :]
+            self._hosts().open(request.request_id, spec, resumed, client=request.client)
 
     def abort(self, request_id: str) -> bool:
         """End a request; its last output has finish_reason "abort". False if it is not known (any more)."""
@@ -160,26 +153,11 @@ class EngineCore:
             self._check_ranks()
         return bool(self._flights) or self.scheduler.has_work()
 
-    def _new_matcher(self, request: CoreRequest) -> Grammar:
+    def _hosts(self) -> GrammarHosts:
         if self._grammars is None:
-            from leadline.engine.frontend.structured import GrammarCompiler
-
-            self._grammars = GrammarCompiler.from_folder(
-                self.local.path,
-                vocab_size=self.model_config.vocab_size,
-                eos_token_ids=self.model_config.eos_token_ids,
-            ).matcher
-        spec = request.sampling.structured
-        assert spec is not None
-        matcher = self._grammars(spec)
-        resumed = request.prompt_token_ids[len(request.prompt_token_ids) - request.num_resumed :]
-        for token in resumed:
-            if not matcher.accept(token):
-                raise RequestError(
-                    f"the resumed output does not follow the grammar at token {token}",
-                    param="resume_token_ids",
-                )
-        return matcher
+            config = self.model_config
+            self._grammars = GrammarHosts(self.local.path, config.vocab_size, config.eos_token_ids)
+        return self._grammars
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -205,6 +183,8 @@ class EngineCore:
     def _step(self) -> list[CoreOutput]:
         if self._flights and self.scheduler.wants_to_draft:
             return self._read_oldest()
+        if self._grammars is not None:
+            self._take_masks(self._grammars.poll(_MASK_SECONDS, quick=True))
         with self.phases("schedule"):
             plan = self.scheduler.schedule(time.monotonic())
         if plan is not None:
@@ -217,7 +197,10 @@ class EngineCore:
             flight.handle = self.runner.launch(plan)
         if self._flights and (plan is None or len(self._flights) > int(self.overlap)):
             return self._read_oldest()
-        return self._deliver(self.scheduler.take_outputs())
+        outputs = self._deliver(self.scheduler.take_outputs())
+        if plan is None and not outputs and self._grammars is not None:
+            self._take_masks(self._grammars.poll(_IDLE_SECONDS))
+        return outputs
 
     def _read_oldest(self) -> list[CoreOutput]:
         flight = self._flights[0]
@@ -230,21 +213,38 @@ class EngineCore:
         with self.phases("postprocess"):
             return self._deliver(self.scheduler.update(flight.plan, result, now))
 
+    def _take_masks(self, found: list[tuple[str, MaskOrError]]) -> None:
+        """Let requests go on that have their mask, and end those that will get none."""
+        for request_id, result in found:
+            if request_id not in self._live:
+                continue
+            if not isinstance(result, RequestError):
+                self._masks[request_id] = result
+                self.scheduler.unblock(request_id)
+                continue
+            kind = type(result).__name__
+            self.scheduler.fail(request_id, Failure(kind, result.message, result.param, result.code))
+            if result.status >= 500:
+                logger.error("request %s: %s", request_id, result.message)
+
     def _fill_masks(self, plan: StepPlan) -> None:
         for slot, request_id in self.scheduler.structured_rows():
-            mask = np.zeros(self._mask_words, dtype=np.int32)
-            self._matchers[request_id].mask(mask)
-            plan.masks[slot] = mask
+            plan.masks[slot] = self._masks[request_id]
 
     def _deliver(self, outputs: list[CoreOutput]) -> list[CoreOutput]:
         """Move grammars on, forget what is finished."""
+        grammars = self._grammars
         for output in outputs:
-            if self._matchers and (matcher := self._matchers.get(output.request_id)) is not None:
-                for token in output.new_token_ids:
-                    matcher.accept(token)
+            request_id = output.request_id
             if output.finish_reason is not None:
-                self._live.discard(output.request_id)
-                self._matchers.pop(output.request_id, None)
+                self._live.discard(request_id)
+                if grammars is not None:
+                    self._masks.pop(request_id, None)
+                    grammars.close(request_id)
+            elif grammars is not None and output.new_token_ids and request_id in self._masks:
+                del self._masks[request_id]
+                self.scheduler.block(request_id)
+                grammars.advance(request_id, output.new_token_ids)
         return outputs
 
     def _fail(self, error: Exception) -> list[CoreOutput]:
@@ -259,6 +259,8 @@ class EngineCore:
         scheduler = self.scheduler
         for request_id in self._live:
             scheduler.abort(request_id)
+            if self._grammars is not None:
+                self._grammars.close(request_id)
         self._live.clear()
         outputs = scheduler.take_outputs()
         for output in outputs:
@@ -271,7 +273,7 @@ class EngineCore:
             scheduler.update(flight.plan, empty, time.monotonic())
         # Blocks of a step that did not run may be in the prefix index already.
         scheduler.reset_prefix_cache()
-        self._matchers.clear()
+        self._masks.clear()
         if self.runner.device.type == "cuda" and isinstance(error, torch.OutOfMemoryError):
             torch.cuda.empty_cache()
         if self._failures >= _FAILURES_IN_A_ROW:

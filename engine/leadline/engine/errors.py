@@ -30,6 +30,7 @@ __all__ = [
     "QueueFull",
     "QueueTimeout",
     "RequestError",
+    "StructuredOutputFailed",
     "Unauthorized",
     "UnsupportedModel",
 ]
@@ -65,6 +66,16 @@ class DeadlineExceeded(RequestError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="deadline_exceeded")
+
+
+class StructuredOutputFailed(RequestError):
+    """The grammar of a structured output failed in the middle of it: what came so far is no answer."""
+
+    status = 500
+    type = "server_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="structured_output_failed")
 
 
 class ConfigError(EngineError):

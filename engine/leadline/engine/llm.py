@@ -30,6 +30,7 @@ from leadline.engine.hub import resolve_model
 from leadline.engine.messages import CoreRequest
 from leadline.engine.outputs import OutputDelta, RequestOutput
 from leadline.engine.sampling_params import SamplingParams
+from leadline.engine.wire import error_from_kind
 from leadline.protocol.text.chat import ChatRenderer
 from leadline.protocol.text.tokenizer import Tokenizer
 
@@ -246,6 +247,10 @@ class LLM:
             bar.close()
         for collector in collectors.values():
             if collector.error is not None:
+                if (failure := collector.error.failure) is not None:
+                    raise error_from_kind(
+                        failure.kind, failure.message, param=failure.param, code=failure.code
+                    )
                 raise EngineError(_describe(collector.error))
         return [collectors[request.request_id].result() for request in requests]
 

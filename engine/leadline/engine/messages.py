@@ -12,7 +12,7 @@ import msgspec
 
 from leadline.engine.sampling_params import SamplingParams
 
-__all__ = ["CoreOutput", "CoreRequest", "FinishReason", "PriorityClass", "TokenLogprobs"]
+__all__ = ["CoreOutput", "CoreRequest", "Failure", "FinishReason", "PriorityClass", "TokenLogprobs"]
 
 PriorityClass = Literal["interactive", "batch"]
 FinishReason = Literal["stop", "length", "abort", "queue_timeout", "deadline", "error"]
@@ -34,6 +34,8 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     deadline: float | None = None
     """Absolute monotonic time by which it must have finished."""
     cache_salt: str = ""
+    client: str = ""
+    """Whose turn it is, where requests wait for work that costs more for one than for another."""
     eos_token_ids: tuple[int, ...] = ()
     """Empty when ignore_eos."""
     num_resumed: int = 0
@@ -49,6 +51,15 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]] = []
 
 
+class Failure(msgspec.Struct, frozen=True):
+    """An exception of `leadline.engine.errors`, by the name of its class."""
+
+    kind: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
 class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """News of one request after a step."""
 
@@ -62,6 +73,8 @@ class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop_token_id: int | None = None
     """The EOS or stop token that ended it (it is the last of new_token_ids)."""
     error: str | None = None
+    failure: Failure | None = None
+    """With finish_reason "error": what to raise, if it is more than the engine's own fault."""
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache at first admission."""
     queue_seconds: float | None = None

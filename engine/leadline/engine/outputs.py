@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from leadline.engine.messages import FinishReason, TokenLogprobs
+from leadline.engine.messages import Failure, FinishReason, TokenLogprobs
 
 __all__ = ["CompletionOutput", "OutputDelta", "RequestOutput"]
 
@@ -32,6 +32,7 @@ class OutputDelta:
     """Of this choice, so far."""
     queue_seconds: float | None = None
     error: str | None = None
+    failure: Failure | None = None
     resumed: bool = False
     """Text and tokens that an earlier attempt gave out. It comes first, and is not given out again; its
     finish reason is, where the earlier attempt was over."""

@@ -166,6 +166,8 @@ def _raise_unless_finished(delta: OutputDelta) -> None:
             raise QueueTimeout(delta.error or "the request waited longer than its queue timeout")
         case "deadline":
             raise DeadlineExceeded(delta.error or "the request's deadline passed before it finished")
+        case "error" if (failure := delta.failure) is not None:
+            raise wire.error_from_kind(failure.kind, failure.message, param=failure.param, code=failure.code)
         case "error":
             raise EngineError(delta.error or "the engine failed while serving the request")
         case "abort":

@@ -248,8 +248,8 @@ class Loop:
         self.outputs: dict[str, list[CoreOutput]] = {}
         self.final: dict[str, CoreOutput] = {}
 
-    def add(self, req: CoreRequest) -> CoreRequest:
-        self.scheduler.add(req, self.now)
+    def add(self, req: CoreRequest, *, held: bool = False) -> CoreRequest:
+        self.scheduler.add(req, self.now, held=held)
         self.requests[req.request_id] = req
         self.tokens[req.request_id] = []
         self.outputs[req.request_id] = []

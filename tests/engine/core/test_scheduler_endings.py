@@ -6,6 +6,7 @@ import pytest
 from core_sim import Loop, expected, request
 
 from leadline.engine.errors import RequestError
+from leadline.engine.messages import Failure
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
 
@@ -189,6 +190,86 @@ def test_structured_output_waits_for_its_last_token_and_others_do_not(depth: int
         seen = seen or loop.scheduler.needs_sync
     assert seen == (depth > 0)
     assert len(loop.runner.rows_log) == 30, "one token of the plain request in every step"
+    loop.check_idle()
+    loop.check_exact()
+
+
+@DEPTHS
+def test_a_request_that_is_held_waits_for_its_grammar_and_counts_as_waiting(depth: int) -> None:
+    loop = Loop(50, depth=depth)
+    loop.add(request("held", [1, 2, 3], max_tokens=4, structured=True), held=True)
+    loop.add(request("plain", [4, 5, 6], max_tokens=8))
+    for _ in range(4):
+        loop.step()
+    assert (loop.tokens["held"], loop.scheduler.stats().waiting) == ([], 1)
+    loop.scheduler.unblock("held")
+    loop.run()
+    loop.check_idle()
+    loop.check_exact()
+
+
+@DEPTHS
+@pytest.mark.parametrize("end", ["abort", "fail", "timeout"])
+def test_a_request_that_is_held_can_end(depth: int, end: str) -> None:
+    loop = Loop(50, depth=depth)
+    loop.add(request("held", [1, 2, 3], max_tokens=4, structured=True, queue_timeout=5.0), held=True)
+    loop.add(request("plain", [4, 5, 6], max_tokens=8))
+    loop.step()
+    if end == "abort":
+        while loop.flights:
+            loop.read()
+        loop.abort("held")
+    elif end == "fail":
+        loop.scheduler.fail("held", Failure("RequestError", "no such grammar", code="invalid_grammar"))
+    else:
+        loop.now = 6.0
+    loop.run()
+    final = loop.final["held"]
+    assert final.finish_reason == {"abort": "abort", "fail": "error", "timeout": "queue_timeout"}[end]
+    if end == "fail":
+        assert (final.error, final.failure.code) == ("no such grammar", "invalid_grammar")
+    loop.scheduler.unblock("held")  # an answer that comes too late
+    loop.check_idle()
+
+
+@DEPTHS
+def test_a_request_without_its_mask_sits_out_while_others_go_on(depth: int) -> None:
+    loop = Loop(50, depth=depth)
+    loop.add(request("structured", [1, 2, 3], max_tokens=6, structured=True))
+    loop.add(request("plain", [4, 5, 6], max_tokens=12))
+    for _ in range(3):
+        loop.step()
+    loop.scheduler.block("structured")
+    while loop.flights:
+        loop.read()
+    had, others = len(loop.tokens["structured"]), len(loop.tokens["plain"])
+    for _ in range(4):
+        loop.step()
+    while loop.flights:
+        loop.read()
+    assert len(loop.tokens["structured"]) == had
+    assert len(loop.tokens["plain"]) == others + 4
+    loop.scheduler.unblock("structured")
+    loop.run()
+    loop.check_idle()
+    loop.check_exact()
+
+
+def test_a_preempted_request_computes_its_prompt_again_and_samples_once_it_has_its_mask() -> None:
+    loop = Loop(8, block_size=4, max_concurrent_requests=2)
+    loop.add(request("old", [4, 5, 6], max_tokens=24))
+    loop.add(request("structured", [1, 2, 3], max_tokens=20, structured=True))
+    while not loop.scheduler.stats().preemptions_total:
+        loop.step()
+    loop.scheduler.block("structured")
+    had = len(loop.tokens["structured"])
+    while "old" not in loop.final:
+        loop.step()
+    for _ in range(4):
+        loop.step()
+    assert len(loop.tokens["structured"]) == had
+    loop.scheduler.unblock("structured")
+    loop.run()
     loop.check_idle()
     loop.check_exact()
 

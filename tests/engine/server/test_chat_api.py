@@ -456,7 +456,7 @@ def test_with_tools_and_a_schema_a_model_answers_by_the_schema_or_calls(
                 "json_schema": {"name": "p", "schema": {"enum": [{"city": "Rome"}]}},
             },
             "logit_bias": {str(tokens[0]): 100},
-            "max_tokens": 200,
+            "max_tokens": 24,
             "temperature": 0,
             "stream": stream,
         }
@@ -477,8 +477,7 @@ def test_with_tools_and_a_schema_a_model_answers_by_the_schema_or_calls(
         assert json.loads(text) == {"city": "Rome"}
         assert not called
     else:
-        assert "city" not in text
-        assert called or "length" in response.text
+        assert called or text.startswith("<tool_call>"), "a call that the limit has cut is content"
 
 
 def _tag_tokens(http) -> list[int]:

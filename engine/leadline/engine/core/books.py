@@ -59,11 +59,14 @@ class Books:
     def start_waiting(self, seq: Sequence) -> None:
         seq.state = State.WAITING
         self.num_waiting += 1
-        self.queue(seq)
+        if not seq.held:
+            self.queue(seq)
 
     def _stop_waiting(self, seq: Sequence) -> None:
         self.num_waiting -= 1
-        if seq.waiting_for is not None:
+        if seq.held:
+            seq.held = False
+        elif seq.waiting_for is not None:
             self.dedup.unpark(seq)
         else:
             self.policy.withdraw(seq)

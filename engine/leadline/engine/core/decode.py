@@ -31,7 +31,7 @@ class Decode:
         seqs: list[Sequence] = []
         for seq in books.decoding:
             start = seq.computed
-            if start < seq.last_start and not (seq.unread and (seq.sync or seq.drafted)):
+            if start < seq.last_start and not seq.blocked and not (seq.unread and (seq.sync or seq.drafted)):
                 row = StepRow(seq.slot, start, 1, True)
                 if seq.may_draft and not seq.unread:
                     # Always brought: after a draft the device does not know which token is the last.
@@ -77,6 +77,7 @@ class Decode:
             for seq in books.decoding
             if seq.computed == seq.capacity
             and seq.computed < seq.last_start
+            and not seq.blocked
             and not (seq.unread and (seq.sync or seq.drafted))
         ]
         grown = []

@@ -144,6 +144,8 @@ class Prefill:
             count = min(count, start + books.config.prefill_chunk - seq.computed)
         if self._step_time is not None and self._work_left < math.inf:
             count = self._within_time(self._step_time, seq.computed, count)
+        if seq.blocked and count == seq.prefill_left:
+            count -= 1  # the last one samples
         if count <= 0:
             return 0
         self._starts[seq] = start

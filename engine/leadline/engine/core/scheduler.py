@@ -32,7 +32,7 @@ from leadline.engine.core.stats import SchedulerStats
 from leadline.engine.core.step_time import StepTime
 from leadline.engine.core.timeouts import Timeouts
 from leadline.engine.errors import QueueFull, RequestError
-from leadline.engine.messages import CoreOutput, CoreRequest
+from leadline.engine.messages import CoreOutput, CoreRequest, Failure
 from leadline.protocol.chain import ChainNamespace
 
 __all__ = ["Scheduler"]
@@ -67,8 +67,9 @@ class Scheduler:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def add(self, request: CoreRequest, now: float) -> None:
-        """Queue a request. Raises QueueFull (429), or RequestError (400) if it can never run here."""
+    def add(self, request: CoreRequest, now: float, *, held: bool = False) -> None:
+        """Queue a request, or hold it back until `unblock`. Raises QueueFull (429), or RequestError (400) if
+        it can never run here."""
         books, config = self._books, self.config
         prompt = request.prompt_token_ids
         original = len(prompt) - request.num_resumed
@@ -83,18 +84,18 @@ class Scheduler:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        held = self.pool.num_blocks * config.block_size
-        if len(prompt) > held:
+        pool_tokens = self.pool.num_blocks * config.block_size
+        if len(prompt) > pool_tokens:
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but the whole KV cache holds {held} "
+                f"the prompt has {len(prompt)} tokens, but the whole KV cache holds {pool_tokens} "
                 f"({self.pool.num_blocks} blocks of {config.block_size} tokens)",
                 param="prompt",
                 code="context_length_exceeded",
             )
         sampling = request.sampling
-        # The last token needs no KV, hence held + 1: a sequence that fills the whole pool ends with `length`
-        # (E21).
-        max_len = min(config.max_model_len, held + 1)
+        # The last token needs no KV, hence pool_tokens + 1: a sequence that fills the whole pool ends with
+        # `length` (E21).
+        max_len = min(config.max_model_len, pool_tokens + 1)
         if sampling.max_tokens is not None:
             max_len = min(max_len, original + sampling.max_tokens)
         if max_len <= len(prompt):
@@ -123,6 +124,8 @@ class Scheduler:
             wants_logprobs=sampling.logprobs is not None,
             wants_prompt_logprobs=sampling.prompt_logprobs is not None,
             may_draft=self._speculation.allowed(request),
+            held=held,
+            blocked=held,
         )
         self._next_seq_id += 1
         books.live[seq.request_id] = seq
@@ -157,6 +160,26 @@ class Scheduler:
             return False
         self._books.finish_early(seq, "abort")
         return True
+
+    def block(self, request_id: str) -> None:
+        """Plan no sampling row of a request before `unblock`: the mask for its next token is not known."""
+        if (seq := self._books.live.get(request_id)) is not None:
+            seq.blocked = True
+
+    def unblock(self, request_id: str) -> None:
+        """The mask for a request's next token is there."""
+        if (seq := self._books.live.get(request_id)) is not None:
+            seq.blocked = False
+            if seq.held:
+                seq.held = False
+                self._books.queue(seq)
+
+    def fail(self, request_id: str, failure: Failure) -> None:
+        """End a request with finish_reason `error`."""
+        if (seq := self._books.live.get(request_id)) is not None:
+            self._books.finish_early(seq, "error")
+            output = self._books.outbox[-1]
+            output.error, output.failure = failure.message, failure
 
     # -- steps -----------------------------------------------------------------------------------------------
 
@@ -316,8 +339,9 @@ class Scheduler:
         )
         need(books.num_waiting == len(by_state[State.WAITING]), "the count of waiting sequences is wrong")
         queued = sum(books.policy.waiting().values())
+        held = sum(seq.held for seq in books.live.values())
         need(
-            queued + books.dedup.num_parked == books.num_waiting,
+            queued + books.dedup.num_parked + held == books.num_waiting,
             "a waiting sequence is in no queue, or in two",
         )
         slots = sorted([seq.slot for seq in running] + books.free_slots)

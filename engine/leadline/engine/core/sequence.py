@@ -73,6 +73,11 @@ class Sequence:
     sync: bool = False
     """Structured output: no sampling row while a token is unread, since its mask depends on it."""
 
+    held: bool = False
+    """In no queue, until its grammar is there (`Scheduler.unblock`)."""
+    blocked: bool = False
+    """The mask for its next token is not there yet: no sampling row."""
+
     may_draft: bool = False
     """Its tokens may be speculated on (core/speculation.py)."""
     drafter: Drafter | None = None

@@ -130,6 +130,7 @@ class OutputProcessor:
             asked_for = output.stop_token_id in choice.request.sampling.stop_token_ids
             delta.stop_reason = output.stop_token_id if asked_for or not is_eos else None
         delta.error = output.error
+        delta.failure = output.failure
         if finish is not None:
             self._forget(output.request_id)
         aborts = [output.request_id] if found is not None and output.finish_reason is None else []

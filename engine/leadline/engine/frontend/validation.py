@@ -2,8 +2,8 @@
 
 Everything a caller can get wrong that needs the model, the context length or the engine's caps to be seen is
 refused here with a RequestError that names the field, the value and what would work. What passes cannot harm
-the core: token ids lie within the vocabulary, prompt and output fit the context and the KV pool, every
-grammar has compiled once.
+the core: token ids lie within the vocabulary, prompt and output fit the context and the KV pool. Grammars
+are compiled here for `LLM` only; a server leaves them to the core, which refuses them in the same words.
 
 Room for output is settled here as well. With `limit = min(max_model_len, tokens the whole KV pool can hold)`:
 
@@ -55,7 +55,9 @@ class ModelFacts(Protocol):
 class RequestBuilder:
     """Admits requests to one engine. Safe for threads.
 
-    `pool_tokens`: tokens the whole KV pool can hold (blocks times block size).
+    `pool_tokens`: tokens the whole KV pool can hold (blocks times block size). `compile_grammars`: refuse
+    unusable grammars here; False leaves that to the engine core, which compiles each away from everybody's
+    thread.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class RequestBuilder:
         max_model_len: int,
         pool_tokens: int,
         *,
-        grammars: GrammarCompiler | None = None,
+        compile_grammars: bool = True,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
@@ -79,9 +81,11 @@ class RequestBuilder:
         self._tokenizer_is_larger = tokenizer.vocab_size > self._vocab_size
         named = dict.fromkeys((*model_config.eos_token_ids, *tokenizer.eos_token_ids))
         self.eos_token_ids = tuple(i for i in named if 0 <= i < self._vocab_size)
-        self.grammars = grammars or GrammarCompiler(
-            tokenizer, vocab_size=self._vocab_size, eos_token_ids=self.eos_token_ids
-        )
+        self._grammars: GrammarCompiler | None = None
+        if compile_grammars:
+            self._grammars = GrammarCompiler(
+                tokenizer, vocab_size=self._vocab_size, eos_token_ids=self.eos_token_ids
+            )
 
     def sampling_params(self, given: Mapping[str, Any]) -> SamplingParams:
         """SamplingParams from what a caller gave; None and absent keys take the model's recommended defaults.
@@ -109,6 +113,7 @@ class RequestBuilder:
         deadline: float | None = None,
         cache_salt: str = "",
         num_resumed: int = 0,
+        client: str = "",
     ) -> CoreRequest:
         """Check a request and settle what it left open.
 
@@ -135,7 +140,8 @@ class RequestBuilder:
                     "is complete",
                     param="min_tokens",
                 )
-            self.grammars.validate(sampling.structured)
+            if self._grammars is not None:
+                self._grammars.validate(sampling.structured)
         if priority_class not in get_args(PriorityClass):
             raise RequestError(
                 f"priority_class must be one of {', '.join(get_args(PriorityClass))}, got {priority_class!r}",
@@ -161,6 +167,7 @@ class RequestBuilder:
             # Where a grammar is complete only EOS may follow, so there EOS ends the output in any case.
             eos_token_ids=() if sampling.ignore_eos and sampling.structured is None else self.eos_token_ids,
             num_resumed=num_resumed,
+            client=client,
         )
 
     @property

@@ -165,5 +165,6 @@ def extras(request: GenerationRequest) -> dict[str, Any]:
         "queue_timeout": request.queue_timeout,
         "deadline": request.deadline,
         "cache_salt": request.cache_salt or "",
+        "client": f"{request.cache_salt or ''}/{request.user or ''}",
         "resume_token_ids": request.resume_token_ids or (),
     }
