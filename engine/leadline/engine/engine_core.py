@@ -7,7 +7,7 @@ With overlap, step N+1 is planned and launched before step N is read:
     host     | plan N | launch | plan N+1 | launch | wait N, update N | plan N+2 | ...
     device            |====== step N ======|====== step N+1 ======|== ...
 
-Owns the masks of structured sequences: their grammars live in other processes (`grammars`), are told the
+Owns the masks of structured sequences: their grammars live in other processes (`grammars`), receive the
 tokens that come back, and answer with what may follow. A sequence without its mask sits out steps. Owns the
 speeds that load reports carry as well. Knows nothing of text, sockets or HTTP. One thread calls it.
 """

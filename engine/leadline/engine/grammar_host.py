@@ -7,7 +7,7 @@ of its own, forked from one that has the model's vocabulary ready:
 
 A host compiles its grammar once and serves all sequences that follow it (`Open`, `Advance`, `Close`), one
 message at a time. The kernel bounds it: memory by RLIMIT_AS, time by a timer around each message. Both end
-the process, which the core sees at the socket, and nobody else notices. Hosts leave when the core closes
+the process, which the core sees at the socket; no other grammar is affected. Hosts leave when the core closes
 their socket, the nursery when the core is gone.
 """
 
@@ -124,7 +124,7 @@ def main(argv: list[str]) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the core decides
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for hosts
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps hosts
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     control = socket.socket(fileno=int(argv[0]))
     vocab_size, eos = int(argv[2]), [int(part) for part in argv[3].split(",") if part]

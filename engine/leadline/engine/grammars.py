@@ -4,7 +4,7 @@
     advance(request, tokens) ─▶ its host                                    (see grammar_host.py)
     poll() ◀─ a mask for the next token, or the reason why there is none
 
-Nothing here waits for a host but `poll`, for as long as it is told. Belongs to the core loop's thread.
+Only `poll` waits for hosts, and no longer than its argument says. Belongs to the core loop's thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MaskOrError = np.ndarray | RequestError
 _MOST_HOSTS = 64
 _MOST_IDLE = 16
 _FRESH_SECONDS = 0.5
-"""A compilation that takes longer makes room for others to begin."""
+"""A compilation that takes longer lets others begin."""
 _MOST_FRESH = 2
 _MOST_COMPILING = 6
 _QUICK_SECONDS = 0.005
@@ -314,7 +314,7 @@ class GrammarHosts:
                 return RequestError(message, param=sequence.spec.param or param, code=code)
             case wire.Failed(_, message):
                 self._forget(sequence)
-                self._retire(host)  # its other sequences go on; nobody new joins a lexer that has failed
+                self._retire(host)  # its other sequences go on; new ones do not share a lexer that has failed
                 return StructuredOutputFailed(_IN_THE_MIDDLE.format(message))
             case wire.Born():
                 raise AssertionError("names no sequence")
@@ -349,7 +349,7 @@ class GrammarHosts:
         assert host is not None
         host.sequences.pop(sequence.number, None)
         if self._hosts.get(host.key) is not host or (not host.compiled and not host.sequences):
-            # Retired, or compiling for nobody.
+            # Retired, or its compilation has no reader.
             if not host.sequences:
                 self._drop(host)
             return
@@ -371,7 +371,7 @@ class GrammarHosts:
             self._poller.unregister(host.link)
             host.link.close()
         if host.pid and not host.compiled:
-            # It would go on compiling for nobody.
+            # Its compilation would go on, without a reader.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(host.pid, signal.SIGKILL)
 

@@ -35,7 +35,7 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Absolute monotonic time by which it must have finished."""
     cache_salt: str = ""
     client: str = ""
-    """Whose turn it is, where requests wait for work that costs more for one than for another."""
+    """The client that asks. Clients take turns where requests wait for a grammar."""
     eos_token_ids: tuple[int, ...] = ()
     """Empty when ignore_eos."""
     num_resumed: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 __all__ = [
+    "SHOULD_RETRY",
     "EngineError",
     "ErrorObject",
     "ErrorResponse",
@@ -18,6 +19,11 @@ __all__ = [
     "UnsupportedModel",
     "encode_error",
 ]
+
+
+SHOULD_RETRY = "X-Should-Retry"
+"""Header of an answer. `false`: the request fails on every pod, clients and gateways do not try again, and
+the pod is not to blame. OpenAI's clients read it."""
 
 
 class LeadlineError(Exception):

@@ -1,4 +1,4 @@
-"""Grammars in processes of their own: masks come back, bounds hold, nobody waits for another's grammar."""
+"""Grammars in processes of their own: masks come back, bounds hold, no request waits for another's."""
 
 from __future__ import annotations
 

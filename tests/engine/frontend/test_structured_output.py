@@ -416,7 +416,7 @@ def test_a_refusal_says_what_to_do_in_words_of_the_schema(compiler, value, compl
 
 
 def test_a_spec_that_is_too_long_is_refused_before_it_is_compiled(compiler):
-    with pytest.raises(RequestError, match=r"has 300,000 bytes, and at most 65,536 are taken"):
+    with pytest.raises(RequestError, match=r"has 300,000 characters; at most 65,536 are possible"):
         compiler.validate(StructuredSpec("regex", "a" * 300_000))
 
 

@@ -37,6 +37,7 @@ def test_a_grammar_that_fails_in_mid_output_is_an_error(server: LiveServer, stre
         error = events[-1]["error"]
     else:
         assert response.status_code == 500
+        assert response.headers["x-should-retry"] == "false"
         error = response.json()["error"]
     assert (error["code"], error["type"]) == ("structured_output_failed", "server_error")
     assert "too complex" in error["message"]

@@ -145,6 +145,15 @@ async def test_full_pods_open_no_circuit() -> None:
         assert len(pod.completions) == 8
 
 
+async def test_requests_that_fail_on_every_pod_open_no_circuit() -> None:
+    """A grammar that fails in the middle of an answer is the request's own fault."""
+    async with pods(status(500, "X-Should-Retry: false")) as (pod,), gateway_to(pod.address) as rig:
+        for _ in range(8):
+            response = await rig.post()
+            assert (response.status_code, response.headers["x-should-retry"]) == (500, "false")
+        assert len(pod.completions) == 8
+
+
 async def test_a_circuit_opens_on_server_errors_and_closes_when_the_pod_is_well_again() -> None:
     sick = True
 

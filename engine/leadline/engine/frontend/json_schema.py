@@ -4,7 +4,7 @@
 llguidance has no word for, resolves every reference to a pointer from the root, and refuses by name what
 cannot be kept: numbers that would come out changed, and schemas that no finite text satisfies.
 
-Keywords are told from the names and values beside them: a property may be called `format`, and
+Keywords differ from the names and values beside them: a property may be called `format`, and
 `{"const": {"$ref": "x"}}` asks for an object with that key.
 """
 
@@ -14,6 +14,7 @@ import copy
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
@@ -69,30 +70,36 @@ class SchemaError(ValueError):
     """The message says what in the schema cannot be used."""
 
 
-def portable(schema: Mapping[str, Any], base: str = "#") -> dict[str, Any]:
-    """A schema that means the same and that llguidance takes. `base`: where in a larger schema it will stand;
-    its references then point there. Raises SchemaError."""
+def portable(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema that means the same and that llguidance takes. Raises SchemaError."""
     root = copy.deepcopy(dict(schema))
-    _Rewriter(root, base).run()
+    _Rewriter(root).run()
     return root
+
+
+@dataclass(slots=True)
+class _Resource:
+    """A schema with an `$id`, or the whole."""
+
+    uri: str
+    root: dict[str, Any]
+    anchors: dict[str, Any] = field(default_factory=dict)
 
 
 class _Rewriter:
     """Rewrites one schema in place, and judges it."""
 
-    def __init__(self, root: dict[str, Any], base: str) -> None:
+    def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
-        self._base = base
-        self._seen: dict[int, tuple[dict[str, Any], str]] = {}
-        """By identity: each schema met, and the URI of the resource it belongs to."""
-        self._resources: dict[str, Any] = {"": root}
-        self._anchors: dict[tuple[str, str], Any] = {}
+        self._seen: dict[int, tuple[dict[str, Any], _Resource]] = {}
+        """By identity: each schema met, and the resource it belongs to."""
+        self._resources: dict[str, _Resource] = {}
         self._pointers: dict[int, str] = {}
         self._targets: dict[int, Any] = {}
         """By identity of a schema: what its `$ref` names."""
 
     def run(self) -> None:
-        self._index(self._root, "")
+        self._index(self._root, _Resource("", self._root))
         self._locate(self._root, "")
         queue: list[Any] = [schema for schema, _ in self._seen.values()]
         for schema in queue:  # grows: a reference may name a place that no keyword makes a schema
@@ -110,28 +117,29 @@ class _Rewriter:
             if (target := self._targets.get(id(schema))) is None:
                 continue
             if id(target) in self._pointers:
-                schema["$ref"] = self._base + self._pointers[id(target)]
+                schema["$ref"] = f"#{self._pointers[id(target)]}"
             else:  # it was forbidden where it stood
                 del schema["$ref"]
                 schema["anyOf"] = []
 
     # -- references ------------------------------------------------------------------------------------------
 
-    def _index(self, schema: Any, uri: str) -> None:
+    def _index(self, schema: Any, resource: _Resource) -> None:
         """Note every schema below `schema`, with ids and anchors."""
-        stack = [(schema, uri)]
+        self._resources.setdefault(resource.uri, resource)
+        stack = [(schema, resource)]
         while stack:
-            part, uri = stack.pop()
+            part, resource = stack.pop()
             if not isinstance(part, dict) or id(part) in self._seen:
                 continue
             if isinstance(name := part.pop("$id", None), str):
-                uri = urldefrag(urljoin(uri, name)).url
-                self._resources.setdefault(uri, part)
+                resource = _Resource(urldefrag(urljoin(resource.uri, name)).url, part)
+                self._resources.setdefault(resource.uri, resource)
             for key in ("$anchor", "$dynamicAnchor"):
                 if isinstance(name := part.pop(key, None), str):
-                    self._anchors[uri, name] = part
-            self._seen[id(part)] = part, uri
-            stack += [(child, uri) for _, child in _children(part)]
+                    resource.anchors[name] = part
+            self._seen[id(part)] = part, resource
+            stack += [(child, resource) for _, child in _children(part)]
 
     def _locate(self, value: Any, pointer: str) -> None:
         """JSON pointers of everything that a reference can name."""
@@ -148,17 +156,17 @@ class _Rewriter:
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return None
-        uri = self._seen[id(schema)][1]
-        there, fragment = urldefrag(urljoin(uri, reference))
+        own = self._seen[id(schema)][1]
+        there, fragment = urldefrag(urljoin(own.uri, reference))
         if reference.startswith("#"):
-            there, fragment = uri, reference[1:]
-        resource = self._resources.get(there)
+            there, fragment = own.uri, reference[1:]
+        resource = own if there == own.uri else self._resources.get(there)
         fragment = unquote(fragment)
         target: Any = None
         if resource is not None and (not fragment or fragment.startswith("/")):
-            target = _at(resource, fragment)
+            target = _at(resource.root, fragment)
         elif resource is not None:
-            target = self._anchors.get((there, fragment))
+            target = resource.anchors.get(fragment)
         if isinstance(target, bool):
             # `true` and `false` have no place of their own in `_pointers`.
             del schema["$ref"]

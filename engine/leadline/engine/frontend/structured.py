@@ -26,12 +26,12 @@ from leadline.engine.frontend.lark_rules import has_finite_text
 from leadline.engine.sampling_params import StructuredSpec
 from leadline.protocol.text.tokenizer import Tokenizer
 
-__all__ = ["MAX_SPEC_BYTES", "GrammarCompiler", "Matcher", "rejected"]
+__all__ = ["GrammarCompiler", "Matcher", "check_length", "rejected"]
 
 _CACHED_GRAMMARS = 64
 
-MAX_SPEC_BYTES = {"json_schema": 1 << 20, "regex": 1 << 16, "lark": 1 << 18}
-"""Longest text of a spec, by its kind. A mask costs about 0.3 ms a thousand characters of a regular
+_LONGEST = {"json_schema": 1 << 20, "regex": 1 << 16, "lark": 1 << 18}
+"""Characters of a spec, by its kind. A mask costs about 0.3 ms a thousand characters of a regular
 expression, at each step."""
 
 # JSON allows any amount of whitespace between tokens, and small models can get lost in it.
@@ -69,7 +69,7 @@ class Matcher:
     @property
     def finished(self) -> bool:
         """Nothing but EOS may follow (or EOS has come): the sequence can be ended now. False after an
-        `error`, where nothing is known of what may follow."""
+        `error`, where it cannot tell what may follow."""
         return self._ended or (bool(self._matcher.is_stopped()) and not self._matcher.is_error())
 
     @property
@@ -152,6 +152,7 @@ class GrammarCompiler:
         return Matcher(self._prototype(spec).deep_copy(), self._eos, self.mask_words)
 
     def _prototype(self, spec: StructuredSpec) -> llguidance.LLMatcher:
+        check_length(spec)
         key = spec.kind, spec.value, spec.calls
         with self._lock:
             if (known := self._compiled.get(key)) is not None:
@@ -228,9 +229,6 @@ def _usable(prototype: llguidance.LLMatcher, mask_words: int) -> bool:
 def _grammar(spec: StructuredSpec) -> str:
     """The spec in llguidance's own form. Regexes and Lark grammars are checked later, when they are
     compiled. Raises ValueError, SchemaError among its kinds."""
-    longest = MAX_SPEC_BYTES.get(spec.kind, 0)
-    if len(spec.value.encode()) > longest and spec.value:
-        raise SchemaError(f"it has {len(spec.value.encode()):,} bytes, and at most {longest:,} are taken")
     match spec.kind:
         case "regex":
             return llguidance.LLMatcher.grammar_from_regex(spec.value)
@@ -249,6 +247,13 @@ def _grammar(spec: StructuredSpec) -> str:
             return llguidance.LLMatcher.grammar_from_lark(
                 f"start: answer | calls\nanswer: %json {json.dumps(schema)}\n{spec.calls}"
             )
+
+
+def check_length(spec: StructuredSpec) -> None:
+    """Raise RequestError for a spec that is too long to be compiled."""
+    longest = _LONGEST.get(spec.kind, 0)
+    if len(spec.value) > longest:
+        raise rejected(spec, f"it has {len(spec.value):,} characters; at most {longest:,} are possible")
 
 
 def _object(schema: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from leadline.engine.errors import RequestError
-from leadline.engine.frontend.json_schema import SchemaError, portable
 from leadline.engine.frontend.tool_formats import ToolFormat
 from leadline.engine.sampling_params import StructuredSpec
 from leadline.protocol.text.prompts import tools_shown
@@ -133,7 +132,8 @@ def _parameters(tool: Mapping[str, Any], where: str) -> tuple[str, dict[str, Any
 
 
 def _list_schema(schemas: Sequence[tuple[str, dict[str, Any]]], parallel: bool) -> StructuredSpec:
-    """A list of calls. Each tool's schema becomes a definition, and its own references move with it."""
+    """A list of calls. Each tool's schema becomes a definition with an `$id`, so that its references stay
+    within it."""
     calls = [
         {
             "type": "object",
@@ -147,19 +147,10 @@ def _list_schema(schemas: Sequence[tuple[str, dict[str, Any]]], parallel: bool) 
         "type": "array",
         "minItems": 1,
         "items": {"anyOf": calls},
-        "$defs": {f"tool{i}": _placed(name, schema, i) for i, (name, schema) in enumerate(schemas)},
+        "$defs": {
+            f"tool{i}": {"$id": f"leadline:tool{i}", **schema} for i, (_, schema) in enumerate(schemas)
+        },
     }
     if not parallel:
         schema["maxItems"] = 1
     return StructuredSpec(kind="json_schema", value=json.dumps(schema), param="tools")
-
-
-def _placed(name: str, schema: dict[str, Any], i: int) -> dict[str, Any]:
-    try:
-        return portable(schema, f"#/$defs/tool{i}")
-    except SchemaError as error:
-        raise RequestError(
-            f"the parameters of the function {name!r} cannot be used: {error}",
-            param=f"tools[{i}].function.parameters",
-            code="invalid_grammar",
-        ) from error

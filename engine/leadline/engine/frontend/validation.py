@@ -27,7 +27,7 @@ import msgspec
 
 from leadline.engine.config import EngineConfig
 from leadline.engine.errors import RequestError
-from leadline.engine.frontend.structured import GrammarCompiler
+from leadline.engine.frontend.structured import GrammarCompiler, check_length
 from leadline.engine.messages import CoreRequest, PriorityClass
 from leadline.engine.sampling_params import SamplingParams, typed
 from leadline.protocol.text.tokenizer import Tokenizer
@@ -56,8 +56,8 @@ class RequestBuilder:
     """Admits requests to one engine. Safe for threads.
 
     `pool_tokens`: tokens the whole KV pool can hold (blocks times block size). `compile_grammars`: refuse
-    unusable grammars here; False leaves that to the engine core, which compiles each away from everybody's
-    thread.
+    unusable grammars here; False leaves that to the engine core, which compiles each in a process of its
+    own.
     """
 
     def __init__(
@@ -140,6 +140,7 @@ class RequestBuilder:
                     "is complete",
                     param="min_tokens",
                 )
+            check_length(sampling.structured)
             if self._grammars is not None:
                 self._grammars.validate(sampling.structured)
         if priority_class not in get_args(PriorityClass):

@@ -18,9 +18,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from leadline.engine.errors import EngineDead, RequestError
+from leadline.engine.errors import EngineDead, RequestError, StructuredOutputFailed
 from leadline.engine.server.outlet import Outlet, send_for
-from leadline.protocol.errors import encode_error
+from leadline.protocol.errors import SHOULD_RETRY, encode_error
 from leadline.protocol.openai import InvalidBody, decode_body
 
 __all__ = [
@@ -86,6 +86,8 @@ def api_error(error: BaseException) -> ApiError:
         retry_after = getattr(error, "retry_after", None)
         if retry_after is not None:
             headers["Retry-After"] = str(max(1, round(retry_after)))
+        if isinstance(error, StructuredOutputFailed):
+            headers[SHOULD_RETRY] = "false"
         return ApiError(
             error.status, error.message, type=error.type, param=error.param, code=error.code, headers=headers
         )

@@ -32,7 +32,7 @@ from leadline.gateway.proxy.upstream import (
     UpstreamLost,
     UpstreamTimeout,
 )
-from leadline.protocol.errors import RequestError
+from leadline.protocol.errors import SHOULD_RETRY, RequestError
 
 __all__ = ["ELSEWHERE", "BadGateway", "Dispatcher", "GatewayTimeout"]
 
@@ -276,9 +276,10 @@ class Dispatcher:
         """What the status says of the pod, and whether to go elsewhere for it."""
         full = status == 503 and header(attempt.headers, b"retry-after") is not None
         late = status == 504 and call.deadline is not None
-        if (status in _SICK and not late) or (status == 503 and not full):
+        own = header(attempt.headers, SHOULD_RETRY.lower().encode()) == b"false"
+        if (status in _SICK and not late and not own) or (status == 503 and not full):
             attempt.failed()
-        elif status < 500:
+        elif status < 500 or own:
             attempt.succeeded()
         if status in ELSEWHERE and not late:
             return f"status_{status}"
