@@ -157,7 +157,7 @@ class GrammarHosts:
 
     def stop(self) -> None:
         """End every process."""
-        for host in list(self._hosts.values()):
+        for host in list(self._by_descriptor.values()):
             self._drop(host)
         if self._control is not None:
             self._control.close()
