@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -53,11 +54,10 @@ def test_a_grammar_that_fails_in_mid_output_is_an_error(server: LiveServer) -> N
 
 def test_streams_go_on_while_monsters_are_compiled(server: LiveServer) -> None:
     """Compiling 4,000 optional properties stopped every stream of the engine for seconds."""
-    wanted = {"prompt": "The sea is", "max_tokens": 40, "temperature": 0, "stream": True}
-    shaped = {**wanted, "regex": r"( [a-z]{1,12}){12}"}
-    alone = [_text(server, wanted), _text(server, shaped)]
+    wanted = {"prompt": "The sea is", "max_tokens": 24, "ignore_eos": True, "stream": True}
+    shape = r"( [a-z]{1,12}){4}"
     with ThreadPoolExecutor(8) as pool, server.http as http:
-        others = pool.submit(_text, server, shaped)
+        others = pool.submit(post, server, regex=shape, max_tokens=100)
         with http.stream("POST", "/v1/completions", json=wanted) as response:
             pieces: list[str] = []
             meanwhile = 0
@@ -66,11 +66,11 @@ def test_streams_go_on_while_monsters_are_compiled(server: LiveServer) -> None:
                 if not line.startswith("data: {"):
                     continue
                 pieces.append(json.loads(line[6:])["choices"][0]["text"])
-                if len(pieces) == 5:
+                if len(pieces) == 3:
                     monsters = [pool.submit(post, server, max_tokens=8, **body) for body in MONSTERS]
                 meanwhile += bool(monsters) and not monsters[0].done()
-        assert "".join(pieces) == alone[0]
-        assert others.result() == alone[1]
+        assert len(pieces) >= 16
+        assert re.fullmatch(shape, others.result().json()["choices"][0]["text"])
         wide, long, nested, endless = (monster.result() for monster in monsters)
         assert meanwhile >= 5, "tokens while the wide schema was compiled"
     for refused in (wide, long, endless):
@@ -79,9 +79,3 @@ def test_streams_go_on_while_monsters_are_compiled(server: LiveServer) -> None:
     assert nested.status_code == 200
     assert wide.json()["error"]["param"] == "response_format"
     assert long.json()["error"]["param"] == "regex"
-
-
-def _text(server: LiveServer, body: dict[str, object]) -> str:
-    text = server.post("/v1/completions", **body).text
-    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    return "".join(event["choices"][0]["text"] for event in events)
