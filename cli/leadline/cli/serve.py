@@ -35,6 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="time that running requests get to finish after SIGTERM (default: %(default)s)",
     )
+    for name, default, text in (
+        ("keep-alive", 120, "close a connection that sent no request for so long; proxies must pool shorter"),
+        ("request-timeout", 60, "refuse a request that takes longer from its first byte to its last"),
+        ("write-timeout", 60, "cut off a client that reads nothing of its answer for so long"),
+    ):
+        group.add_argument(
+            f"--{name}",
+            type=float,
+            default=float(default),
+            metavar="SECONDS",
+            help=f"{text} (default: {default})",
+        )
     group.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
@@ -122,6 +134,9 @@ def run(args: argparse.Namespace) -> int:
         )
     if not 0 <= args.drain_timeout < math.inf:
         raise ConfigError(f"drain_timeout must be a number of seconds from 0 on, not {args.drain_timeout:g}")
+    for name in ("keep_alive", "request_timeout", "write_timeout"):
+        if not 0 < getattr(args, name) < math.inf:
+            raise ConfigError(f"{name} must be a number of seconds above 0, not {getattr(args, name):g}")
     keys = lines_of(args.api_key_file)
     if args.api_key_file is not None and not keys:
         raise ConfigError(f"api_key_file {str(args.api_key_file)!r} holds no key; write one a line")
@@ -130,6 +145,9 @@ def run(args: argparse.Namespace) -> int:
         port=args.port,
         api_processes=args.api_processes,
         drain_timeout=args.drain_timeout,
+        keep_alive=args.keep_alive,
+        request_timeout=args.request_timeout,
+        write_timeout=args.write_timeout,
         log_level=args.log_level,
         log_format=args.log_format,
         access_log=args.access_log,

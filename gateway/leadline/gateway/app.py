@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -22,25 +22,28 @@ from leadline.gateway.background import Background
 from leadline.gateway.config import GatewayConfig
 from leadline.gateway.config_watch import ConfigFile, ConfigWatch
 from leadline.gateway.configured_services import build_table
-from leadline.gateway.errors import NoPods, answer_to, shutting_down, unknown_model
+from leadline.gateway.errors import NoPods, shutting_down, unknown_model
 from leadline.gateway.keys import KeyRing
 from leadline.gateway.metrics import GatewayMetrics
 from leadline.gateway.metrics_port import scrape
 from leadline.gateway.proxy.access_log import AccessLog
-from leadline.gateway.proxy.asgi import Receive, Scope, Send, serve_asgi
 from leadline.gateway.proxy.attempts import Dispatcher
-from leadline.gateway.proxy.deadlines import Deadlines
-from leadline.gateway.proxy.exchange import Exchange
 from leadline.gateway.proxy.gate import KeyGate
 from leadline.gateway.proxy.handler import PATHS, ProxyHandler
 from leadline.gateway.proxy.settings import ProxySettings
 from leadline.gateway.proxy.tracing import start_tracing
 from leadline.protocol.errors import RequestError, encode_error
+from leadline.protocol.http.answers import answer_to
+from leadline.protocol.http.asgi import Receive, Scope, Send, serve_asgi
+from leadline.protocol.http.deadlines import Deadlines
+from leadline.protocol.http.exchange import Exchange
 from leadline.protocol.openai.body import encode_body
 from leadline.protocol.openai.paths import no_such_path
 from leadline.protocol.openai.service import ModelCard, ModelList, VersionResponse
 
 __all__ = ["Gateway", "proxy_settings"]
+
+Handler = Callable[..., Awaitable[Response]]
 
 logger = logging.getLogger("leadline.gateway")
 
@@ -52,6 +55,7 @@ def proxy_settings(config: GatewayConfig, **changes: Any) -> ProxySettings:
         "max_body_bytes": server.max_body_bytes,
         "request_timeout": server.request_timeout_seconds,
         "write_timeout": server.write_timeout_seconds,
+        "keep_alive": server.keep_alive_seconds,
         "connect_timeout": upstream.connect_timeout_seconds,
         "first_byte_timeout": upstream.first_byte_timeout_seconds,
         "answer_timeout": upstream.answer_timeout_seconds,
@@ -79,7 +83,7 @@ class WrongServer(RequestError):
         super().__init__(
             "this gateway runs as a plain ASGI application, which serves /health, /ready, /metrics and "
             "/v1/models only; start it with `leadline gateway`, or give uvicorn the class "
-            "leadline.gateway.proxy.server_protocol.ServerProtocol as its `http`",
+            "leadline.protocol.http.server_protocol.ServerProtocol as its `http`",
             code="wrong_server",
         )
 
@@ -116,8 +120,8 @@ class Gateway:
         if exchange.method == b"POST" and exchange.path in PATHS:
             if self._proxy is not None:
                 return self._proxy(exchange)
-            return serve_asgi(_not_started, exchange)
-        return serve_asgi(self._rest, exchange)
+            return serve_asgi(_not_started, exchange, self.settings.max_body_bytes)
+        return serve_asgi(self._rest, exchange, self.settings.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] in PATHS and scope["method"] == "POST":
@@ -173,15 +177,23 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
             yield
 
     app = FastAPI(
-        title="Leadline gateway", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
+        title="Leadline gateway",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,  # a Location made of the client's Host header would lead anywhere
     )
 
-    @app.get("/health")
+    def get(path: str) -> Callable[[Handler], Handler]:
+        return app.api_route(path, methods=["GET", "HEAD"])
+
+    @get("/health")
     async def health() -> Response:
         """200 as long as the process is of use."""
         return _json(b'{"status":"ok"}')
 
-    @app.get("/ready")
+    @get("/ready")
     async def ready() -> Response:
         """200 when some pod takes requests, and this gateway does not leave."""
         if gateway.draining:
@@ -192,11 +204,11 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
 
     if gateway.config.server.metrics_port is None:
 
-        @app.get("/metrics")
+        @get("/metrics")
         async def metrics() -> Response:
             return Response(await scrape(gateway), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/version")
+    @get("/version")
     async def version() -> Response:
         return _json(encode_body(VersionResponse(version=_version())))
 
@@ -205,14 +217,14 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
         principal = await KeyGate(gateway.keys).authenticate_slow(request.headers.get("authorization"))
         return [card for card in gateway.table.model_cards() if principal.allows(card.id)]
 
-    @app.get("/v1/models")
+    @get("/v1/models")
     async def models(request: Request) -> Response:
         try:
             return _json(encode_body(ModelList(data=await cards(request))))
         except RequestError as error:
             return _error(error)
 
-    @app.get("/v1/models/{name:path}")
+    @get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
         """One of them; names may hold slashes."""
         try:

@@ -164,6 +164,8 @@ class ServerConfig(Strict):
     """Longest time from the first to the last byte of a request; a slower one is answered with 408."""
     write_timeout_seconds: Positive = 60.0
     """A client that stays connected and reads nothing for this long is disconnected."""
+    keep_alive_seconds: Positive = 120.0
+    """How long a connection without a request stays open. Proxies in front must close theirs sooner."""
     shutdown_seconds: NonNegative = 30.0
     """How long streams may continue after SIGTERM."""
     access_log: bool = True

@@ -4,13 +4,12 @@ Every `RequestError` here has the HTTP `status`, the OpenAI fields `type`, `code
 `retry_after` in seconds (None: trying again will not help).
 """
 
-from leadline.protocol.errors import LeadlineError, RequestError, encode_error
+from leadline.protocol.errors import LeadlineError, RequestError
 
 __all__ = [
     "ConfigError",
     "DeadlinePassed",
     "GatewayRefusal",
-    "InternalError",
     "InvalidKey",
     "ModelForbidden",
     "NoPods",
@@ -18,7 +17,6 @@ __all__ = [
     "QueueTimeout",
     "RateLimited",
     "UnknownModel",
-    "answer_to",
     "shutting_down",
     "unknown_model",
 ]
@@ -102,28 +100,6 @@ class DeadlinePassed(GatewayRefusal):
 
     status = 504
     type = "server_error"
-
-
-class InternalError(RequestError):
-    """Our mistake."""
-
-    status = 500
-    type = "server_error"
-
-    def __init__(self) -> None:
-        super().__init__("internal error; the gateway's log says more", code="internal_error")
-
-
-def answer_to(error: RequestError) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """Status, headers and body that tell a client of it, in OpenAI's shape."""
-    headers = [(b"content-type", b"application/json")]
-    retry_after = getattr(error, "retry_after", None)
-    if retry_after is not None:
-        headers.append((b"retry-after", b"%d" % max(1, round(retry_after))))
-    if isinstance(error, GatewayRefusal):
-        headers += [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
-    body = encode_error(error.message, type=error.type, param=error.param, code=error.code)
-    return error.status, headers, body
 
 
 def unknown_model(name: str) -> UnknownModel:

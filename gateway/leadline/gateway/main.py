@@ -74,7 +74,7 @@ def _serve_one(
 
     from leadline.gateway.app import Gateway
     from leadline.gateway.metrics_port import MetricsPort
-    from leadline.gateway.proxy.server_protocol import ServerProtocol
+    from leadline.protocol.http.server_protocol import ServerProtocol
 
     gateway = Gateway(config, file=file)
     metrics_port = MetricsPort(gateway, metrics) if metrics is not None else None
@@ -121,7 +121,6 @@ def _serve_one(
         server_header=False,
         date_header=False,
         backlog=_BACKLOG,
-        timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(config.server.shutdown_seconds)),
     )
     listener.listen(_BACKLOG)

@@ -6,6 +6,7 @@ load        heartbeat and load report, engine → gateway
 keys        names of the Redis keys that carry the two
 openai      the OpenAI API's requests, responses and streaming chunks
 text        prompts: chat templates and tokenizers (needs tokenizers and jinja2)
+http        a server's HTTP/1.1 connections, requests and answers (needs httptools)
 errors      errors of both sides, and the OpenAI error object
 isvc        names and reasons of the InferenceService resource
 

@@ -25,6 +25,7 @@ from leadline.engine.hub import resolve_model
 from leadline.engine.server import ServerSettings, create_app
 from leadline.engine.server.http import sse
 from leadline.engine.server.listening import http_server
+from leadline.engine.server.metrics import Metrics
 from leadline.engine.server.outlet import EventTemplate, Outlet
 from leadline.protocol.openai.responses import ChatChunkChoice, ChatCompletionChunk, ChatDelta
 
@@ -56,6 +57,7 @@ def test_a_template_needs_its_mark() -> None:
 @dataclass
 class Site:
     engine: AsyncEngine
+    metrics: Metrics
     port: int
     direct: list[bytes]
     """Events that did not go through ASGI."""
@@ -74,21 +76,24 @@ class Site:
 
 
 @pytest.fixture
-async def site(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
-    """A server over the scripted core, whose sockets hold little."""
+async def site(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> AsyncIterator[Site]:
+    """A server over the scripted core, whose sockets hold little. Its parameter, if there is one: fields of
+    ServerSettings."""
+    settings = ServerSettings(**getattr(request, "param", {}))
     here = str(Path(__file__).parent)
     monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     path = str(resolve_model("smollm2", progress=False).path)
     engine = await AsyncEngine.start(EngineConfig(model=path), factory="scripted_core:build")
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    server = http_server(create_app(engine, ServerSettings()), ServerSettings())
+    app = create_app(engine, settings)
+    server = http_server(app, settings)
     http = asyncio.create_task(server.serve(sockets=[listener]))
     direct: list[bytes] = []
     write = Outlet.write
     monkeypatch.setattr(Outlet, "write", lambda self, event: (direct.append(event), write(self, event))[1])
     try:
-        yield Site(engine, listener.getsockname()[1], direct)
+        yield Site(engine, app.state.server.metrics, listener.getsockname()[1], direct)
     finally:
         server.should_exit = True
         await http
@@ -149,6 +154,21 @@ async def test_a_client_that_does_not_read_holds_up_nobody_and_loses_nothing(sit
     assert site.engine.num_in_flight == 1  # its answer is longer than what sockets and buffers hold
     assert "".join(texts(await read(lazy))) == whole
     lazy_writer.close()
+
+
+@pytest.mark.parametrize("site", [{"write_timeout": 0.5}], indirect=True)
+async def test_a_client_that_never_reads_is_cut_off_and_frees_its_request(site: Site) -> None:
+    reader, writer = await site.open({"prompt": [COUNT], "max_tokens": TOKENS}, limit=1)
+    text = ""
+    async with asyncio.timeout(20):
+        while "stalled_clients_total 1.0" not in text:
+            await asyncio.sleep(0.02)
+            text = site.metrics.render().decode()
+        while site.engine.num_in_flight:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        with contextlib.suppress(ConnectionError):
+            assert not (await reader.read(-1)).endswith(b"0\r\n\r\n")
+    writer.close()
 
 
 async def test_a_client_that_leaves_ends_its_request(site: Site) -> None:

@@ -17,7 +17,7 @@ import uvicorn
 from leadline.gateway.app import Gateway, proxy_settings
 from leadline.gateway.config import GatewayConfig, PodConfig, ServiceConfig
 from leadline.gateway.pods import Pod
-from leadline.gateway.proxy.server_protocol import ServerProtocol
+from leadline.protocol.http.server_protocol import ServerProtocol
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 STREAM = {**CHAT, "stream": True}

@@ -6,7 +6,7 @@ import time
 
 from gateway_rig import until
 
-from leadline.gateway.proxy.deadlines import Deadlines
+from leadline.protocol.http.deadlines import Deadlines
 
 
 class Waiting:

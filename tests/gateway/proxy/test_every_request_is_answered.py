@@ -49,7 +49,8 @@ KNOWN = [
     (request(path="/nowhere"), 404, False),
     (b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", 200, False),
     (b"GET /v1/models?a=b HTTP/1.1\r\nhost: x\r\n\r\n", 200, False),
-    (b"HEAD /health HTTP/1.1\r\nhost: x\r\n\r\n", 405, True),
+    (b"HEAD /health HTTP/1.1\r\nhost: x\r\n\r\n", 200, True),
+    (b"HEAD /v1/chat/completions HTTP/1.1\r\nhost: x\r\n\r\n", 405, True),
     (b"GET /v1/chat/completions HTTP/1.1\r\nhost: x\r\n\r\n", 405, False),
     (b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", 200, False),
 ]

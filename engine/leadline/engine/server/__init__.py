@@ -3,10 +3,10 @@
 In reading order:
 
     settings, state, run     the process: socket, start-up, drain, exit code
-    listening                the port, and uvicorn on it
+    listening                the port, and uvicorn on it; edge: the application behind leadline.protocol.http
     pool, worker, control    further API processes on the same port and engine
     app, openapi             routes, and the document that describes them
-    http                     bodies, errors, event streams, disconnects
+    http                     bodies, errors, event streams
     params                   request types → SamplingParams
     chat, completions        the two generation endpoints; logprobs, usage: their parts
     service                  models, tokenize, health, metrics, administration

@@ -55,7 +55,7 @@ _PATHS = [path for _, path, _ in (*_KEYED_ROUTES, *_OPEN_ROUTES) if "{" not in p
 
 def create_app(engine: AsyncEngine | None, settings: ServerSettings) -> FastAPI:
     """The application over `engine`; with None it answers 503 until `app.state.server` is given one."""
-    app = FastAPI(title="Leadline engine", docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="Leadline engine", docs_url="/docs", redoc_url=None, redirect_slashes=False)
     state = ServerState(settings, Metrics(lambda: state.core_state()), engine)
     if engine is not None:
         state.phase, state.detail = Phase.SERVING, "ready"

@@ -18,7 +18,6 @@ from starlette.responses import Response
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.errors import RequestError
 from leadline.engine.outputs import OutputDelta
-from leadline.engine.server.connection import REQUEST_ID
 from leadline.engine.server.http import (
     ApiError,
     EventStream,
@@ -26,7 +25,6 @@ from leadline.engine.server.http import (
     api_error,
     read_body,
     sse,
-    until_disconnect,
 )
 from leadline.engine.server.metrics import RequestTimer, outcome_of
 from leadline.engine.server.outlet import Outlet
@@ -89,9 +87,9 @@ async def answered(
     if body.stream:
         outlet = Outlet()
         events = guarded(request, answer.events(timer, outlet), timer)
-        return await _streamed(request, events, outlet, answer.headers)
+        return await _streamed(events, outlet, answer.headers)
     with timer:
-        return JSONBytes(await until_disconnect(request, answer.whole(timer)), headers=answer.headers)
+        return JSONBytes(await answer.whole(timer), headers=answer.headers)
 
 
 def new_id(prefix: str) -> str:
@@ -215,12 +213,10 @@ async def guarded(
             yield sse(answer.body())
 
 
-async def _streamed(
-    request: Request, events: AsyncGenerator[bytes, None], outlet: Outlet, headers: dict[str, str]
-) -> Response:
+async def _streamed(events: AsyncGenerator[bytes, None], outlet: Outlet, headers: dict[str, str]) -> Response:
     """Wait for the first event (queue full, timeouts and bad requests are real statuses), then stream."""
     try:
-        first = await until_disconnect(request, anext(events))
+        first = await anext(events)
     except BaseException:
         await events.aclose()
         raise
@@ -237,5 +233,5 @@ async def _chain(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenera
 def log_failure(request: Request, error: BaseException, answer: ApiError) -> None:
     """One line for what we expect to go wrong (the core died), a traceback for what we do not."""
     unexpected = answer.code == "internal_error"
-    name = request.scope.get(REQUEST_ID, "-")
+    name = request.headers.get("x-request-id", "-")
     logger.error("request %s failed: %s", name, error, exc_info=error if unexpected else None)

@@ -1,15 +1,13 @@
 """Bodies in, responses out: everything of the server that knows HTTP but no model.
 
 Bodies are decoded by msgspec straight into the protocol's types; what a client can get wrong becomes an
-`ApiError` (an OpenAI-shaped error with its status). Long answers are raced against the client's disconnect,
-because nothing else tells an ASGI handler that nobody waits for it any more.
+`ApiError` (an OpenAI-shaped error with its status). A client that leaves cancels the handler
+(`leadline.protocol.http`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,8 +17,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from leadline.engine.errors import EngineDead, RequestError, StructuredOutputFailed
-from leadline.engine.server.outlet import Outlet, send_for
+from leadline.engine.server.outlet import Outlet
 from leadline.protocol.errors import SHOULD_RETRY, encode_error
+from leadline.protocol.http.exchange import ClientGone, too_large
 from leadline.protocol.openai import InvalidBody, decode_body
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "error_response",
     "read_body",
     "sse",
-    "until_disconnect",
 ]
 
 T = TypeVar("T")
@@ -62,10 +60,6 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         return encode_error(self.message, type=self.type, param=self.param, code=self.code)
-
-
-class ClientGone(Exception):
-    """The client closed the connection; there is nobody to answer."""
 
 
 class JSONBytes(Response):
@@ -106,51 +100,16 @@ def error_response(error: ApiError) -> Response:
 
 async def read_body(request: Request, kind: type[T], limit: int) -> T:
     """Read at most `limit` bytes and decode them. Raises ApiError 413, or 400 naming the field at fault."""
-    declared = request.headers.get("content-length")
-    if declared is not None and declared.isdigit() and int(declared) > limit:
-        raise _too_large(limit)
-    chunks, size = [], 0
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise _too_large(limit)
-            chunks.append(chunk)
+        body = await request.body()
     except ClientDisconnect:
         raise ClientGone from None
+    if len(body) > limit:
+        raise too_large(limit)
     try:
-        return decode_body(b"".join(chunks), kind)
+        return decode_body(body, kind)
     except InvalidBody as error:
         raise ApiError(400, error.message, param=error.param, code="invalid_body") from None
-
-
-def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the body is longer than the limit of {limit} bytes", code="body_too_large")
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`; cancel it and raise ClientGone as soon as the client leaves. Call after the body was
-    read."""
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_disconnect(request.receive))
-    try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone
-    finally:
-        await _cancel(task, watch)
-
-
-async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def sse(data: Any) -> bytes:
@@ -173,22 +132,13 @@ class EventStream(Response):
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pump = asyncio.ensure_future(self._pump(receive, send_for(scope, receive, send)))
-        watch = asyncio.ensure_future(_disconnect(receive))
         try:
-            await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if pump.done():
-                with contextlib.suppress(OSError):
-                    pump.result()
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+                self._outlet.connect(scope)
+            self._outlet.close()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._outlet.close()
-            await _cancel(pump, watch)
             await self._events.aclose()
-
-    async def _pump(self, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        self._outlet.connect(receive)
-        async for event in self._events:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        self._outlet.close()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import socket
 from collections.abc import Iterator
 
@@ -12,8 +11,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from leadline.engine.errors import ConfigError
-from leadline.engine.server.connection import Connection
+from leadline.engine.server.edge import EngineEdge
 from leadline.engine.server.settings import ServerSettings
+from leadline.protocol.http.server_protocol import ServerProtocol
 from leadline.protocol.listening import bound_socket, use_many_descriptors
 
 __all__ = ["LAST_WORDS_SECONDS", "address_of", "http_server", "listen", "listen_first", "settle_garbage"]
@@ -32,18 +32,17 @@ class _Server(uvicorn.Server):
 
 
 def http_server(app: FastAPI, settings: ServerSettings) -> uvicorn.Server:
-    if settings.access_log:
-        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     return _Server(
         uvicorn.Config(
-            app,
-            http=Connection,
+            EngineEdge(app, settings),
+            http=ServerProtocol,
             ws="none",
             log_config=None,
-            access_log=settings.access_log,
+            access_log=False,
             lifespan="off",
+            proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=75,
+            date_header=False,
             timeout_graceful_shutdown=LAST_WORDS_SECONDS,
         )
     )

@@ -59,6 +59,9 @@ class Metrics:
         )
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of admitted requests.")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens whose KV came from the prefix cache.")
+        self.stalled_clients = counter(
+            "stalled_clients", "Connections closed because the client did not read its answer."
+        )
         self.per_token = TokenMeter(_TOKEN)
         self.counted.register(self.per_token)
         self.first_token = histogram(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from fastapi import Request
 from starlette.responses import Response
 
-from leadline.engine.server.http import ApiError, JSONBytes, read_body, until_disconnect
+from leadline.engine.server.http import ApiError, JSONBytes, read_body
 from leadline.engine.server.state import ServerState
 from leadline.protocol.openai.profile import ProfileRequest, ProfileResponse
 
@@ -28,7 +28,7 @@ async def profile(request: Request, state: ServerState) -> Response:
             type="permission_error",
             code="profiling_off",
         )
-    answer = await until_disconnect(request, engine.profile(steps=body.steps, seconds=body.seconds))
+    answer = await engine.profile(steps=body.steps, seconds=body.seconds)
     if answer.code is not None:
         status = 409 if answer.code == "profile_running" else 500
         kind = "invalid_request_error" if status == 409 else "server_error"

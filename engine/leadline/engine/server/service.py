@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from leadline.engine.async_engine import AsyncEngine
-from leadline.engine.server.http import ApiError, JSONBytes, read_body, until_disconnect
+from leadline.engine.server.http import ApiError, JSONBytes, read_body
 from leadline.engine.server.prompts import check_token_ids, encode, prompts_of
 from leadline.engine.server.state import Phase, ServerState
 from leadline.protocol.errors import ErrorObject
@@ -144,7 +144,7 @@ async def reset_prefix_cache(_: Request, state: ServerState) -> Response:
 async def warmup(request: Request, state: ServerState) -> Response:
     body = await read_body(request, WarmupRequest, state.settings.max_body_bytes)
     engine = state.admit()
-    report = await until_disconnect(request, engine.warmup(body.prompts, cache_salt=body.cache_salt or ""))
+    report = await engine.warmup(body.prompts, cache_salt=body.cache_salt or "")
     return JSONBytes(
         WarmupResponse(
             prompts=report.prompts,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from leadline.protocol.http.settings import HttpSettings
+
 __all__ = ["ServerSettings"]
 
 
 @dataclass(slots=True, frozen=True)
-class ServerSettings:
+class ServerSettings(HttpSettings):
     host: str = "127.0.0.1"
     port: int = 8000
     """0 picks a free port; the start-up line says which."""
@@ -25,7 +27,6 @@ class ServerSettings:
     """When not empty, /v1 and /admin need one of them as a bearer token."""
     aliases: tuple[str, ...] = ()
     """More names by which requests may call the model, beside its served name."""
-    max_body_bytes: int = 32 << 20
     stall_seconds: float = 120.0
     """/ready turns 503 when the core's loop has not gone round for this long (one long CPU prefill step is
     normal)."""

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from leadline.gateway.principal import Principal
 from leadline.gateway.proxy.call import Call
-from leadline.gateway.proxy.exchange import Exchange
+from leadline.protocol.http.exchange import Exchange
 
 __all__ = ["FLUSH_SECONDS", "AccessLog"]
 

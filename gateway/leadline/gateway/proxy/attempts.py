@@ -18,7 +18,6 @@ from leadline.gateway.pods import Pod
 from leadline.gateway.proxy.attempt import Attempt
 from leadline.gateway.proxy.call import Call
 from leadline.gateway.proxy.capability import Capabilities
-from leadline.gateway.proxy.deadlines import Deadlines
 from leadline.gateway.proxy.headers import header
 from leadline.gateway.proxy.outgoing import request_for
 from leadline.gateway.proxy.patience import Patience
@@ -33,6 +32,7 @@ from leadline.gateway.proxy.upstream import (
     UpstreamTimeout,
 )
 from leadline.protocol.errors import SHOULD_RETRY, RequestError
+from leadline.protocol.http.deadlines import Deadlines
 
 __all__ = ["ELSEWHERE", "BadGateway", "Dispatcher", "GatewayTimeout"]
 

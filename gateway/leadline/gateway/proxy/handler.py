@@ -17,22 +17,25 @@ import random
 import time
 
 from leadline.gateway.admission.admission import Admission
-from leadline.gateway.errors import InternalError, answer_to, shutting_down
+from leadline.gateway.errors import shutting_down
 from leadline.gateway.metrics import GatewayMetrics
 from leadline.gateway.principal import Principal
 from leadline.gateway.proxy.access_log import AccessLog
 from leadline.gateway.proxy.attempts import Dispatcher
 from leadline.gateway.proxy.body import read_incoming
 from leadline.gateway.proxy.call import Call
-from leadline.gateway.proxy.exchange import ClientGone, Exchange, too_large
 from leadline.gateway.proxy.gate import KeyGate
+from leadline.gateway.proxy.headers import header
 from leadline.gateway.proxy.relay import relay
-from leadline.gateway.proxy.request_id import NAME, request_id
 from leadline.gateway.proxy.routing import known_prompt, read_prompt
 from leadline.gateway.proxy.settings import ProxySettings
 from leadline.gateway.proxy.tracing import Tracing
 from leadline.gateway.services import ServiceTable
 from leadline.protocol.errors import RequestError
+from leadline.protocol.http.answers import InternalError, answer_to
+from leadline.protocol.http.exchange import ClientGone, Exchange
+from leadline.protocol.http.head import authorization_of
+from leadline.protocol.http.request_id import NAME, request_id
 
 __all__ = ["PATHS", "ProxyHandler"]
 
@@ -42,12 +45,6 @@ PATHS = {"/v1/chat/completions": True, "/v1/completions": False}
 """Path → whether it is a chat."""
 
 Headers = list[tuple[bytes, bytes]]
-
-
-class UnsupportedEncoding(RequestError):
-    """A compressed body, which cannot be routed."""
-
-    status = 415
 
 
 class ProxyHandler:
@@ -108,7 +105,8 @@ class ProxyHandler:
 
     async def _serve(self, exchange: Exchange, books: "_Books") -> None:
         gate, path = self._gate, exchange.path
-        authorization, explain = self._read_headers(exchange.headers)
+        authorization = authorization_of(exchange.headers, self._settings.max_body_bytes)
+        explain = header(exchange.headers, b"x-leadline-explain") not in (None, b"", b"0", b"false")
         if gate.checks_slowly:
             principal = await gate.authenticate_slow(authorization)
         else:
@@ -162,24 +160,6 @@ class ProxyHandler:
             await relay(self._dispatcher, call, attempt, exchange)
         finally:
             ticket.leave()
-
-    def _read_headers(self, headers: Headers) -> tuple[str | None, bool]:
-        """(Authorization, whether the choice is to be explained). Raises RequestError for a body that is too
-        long or compressed."""
-        authorization: str | None = None
-        explain = False
-        for name, value in headers:
-            if name == b"authorization":
-                authorization = value.decode("latin-1")
-            elif name == b"x-leadline-explain":
-                explain = value not in (b"", b"0", b"false")
-            elif name == b"content-length" and int(value) > self._settings.max_body_bytes:
-                raise too_large(self._settings.max_body_bytes)
-            elif name == b"content-encoding" and value.lower() != b"identity":
-                raise UnsupportedEncoding(
-                    "compressed request bodies are not supported: send JSON as it is", code="content_encoding"
-                )
-        return authorization, explain
 
     def _close(self, exchange: Exchange, books: "_Books") -> None:
         call = books.call

@@ -9,8 +9,8 @@ import contextlib
 import time
 from collections import deque
 
-from leadline.gateway.proxy.deadlines import Deadlines
 from leadline.gateway.proxy.upstream import ConnectFailed, Connection, UpstreamTimeout
+from leadline.protocol.http.deadlines import Deadlines
 
 __all__ = ["Pool"]
 

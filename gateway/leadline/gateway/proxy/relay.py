@@ -19,11 +19,11 @@ from leadline.gateway.proxy.attempt import Attempt
 from leadline.gateway.proxy.attempts import ELSEWHERE, BadGateway, Dispatcher, GatewayTimeout
 from leadline.gateway.proxy.call import Call
 from leadline.gateway.proxy.events import DONE, EventSplitter, event
-from leadline.gateway.proxy.exchange import Exchange
 from leadline.gateway.proxy.headers import header, response_headers
 from leadline.gateway.proxy.migration import MovableStream
 from leadline.gateway.proxy.upstream import Connection, UpstreamError, UpstreamLost
 from leadline.protocol.errors import encode_error
+from leadline.protocol.http.exchange import Exchange
 from leadline.protocol.openai.common import Usage
 
 __all__ = ["relay"]

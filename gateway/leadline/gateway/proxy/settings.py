@@ -3,19 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from leadline.protocol.http.settings import HttpSettings
+
 __all__ = ["ProxySettings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProxySettings:
-    max_body_bytes: int = 32 << 20
-    max_header_bytes: int = 64 << 10
-    request_timeout: float = 60.0
-    """From the first byte of a client's request to its last."""
-    write_timeout: float = 60.0
-    """A client that reads nothing of its answer for so long is left: it keeps a pod busy."""
-    keep_alive: float = 75.0
-    """A client's connection is closed when it has sent no request for so long."""
+class ProxySettings(HttpSettings):
     connect_timeout: float = 2.0
     first_byte_timeout: float = 600.0
     """Of streams: from sending a request to the first byte of its answer, the pod's queue and the prefill

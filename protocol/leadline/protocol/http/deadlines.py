@@ -1,13 +1,12 @@
 """Deadlines of many connections under one timer.
 
-Room: gateway/proxy. Nearly every wait ends long before its deadline, so setting one must cost next to nothing
-and forgetting it nothing at all: a timer of the event loop for each costs as much as parsing a small request.
+Nearly every wait ends long before its deadline, so setting one must cost next to nothing: a timer of the event
+loop for each costs as much as parsing a small request.
 
     set(a, 5.0), set(b, 5.1), set(a, 9.0)      a dictionary entry each; the timer stays at 5.0
-    at 5.0                                      nobody is due; the timer goes to the earliest, 5.1
+    at 5.0                                      nothing is due; the timer is set to the earliest, 5.1
 
-A deadline that was set is not taken back when what it waited for has come. Whoever is told of one that does
-not matter any more ignores it.
+Deadlines are not cancelled one by one: a callback that runs late checks whether it still applies.
 """
 
 import asyncio
@@ -51,7 +50,7 @@ class Deadlines:
         self._waiting.pop(who, None)
 
     def close(self) -> None:
-        """Nobody is told of anything any more."""
+        """No callback runs any more."""
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()

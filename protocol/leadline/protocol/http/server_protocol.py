@@ -1,6 +1,6 @@
 """HTTP/1.1 from clients: what uvicorn runs on each connection in place of its own protocol.
 
-Room: gateway/proxy. uvicorn keeps the sockets, the lifespan and the shutdown; between a client's bytes and a
+uvicorn keeps the sockets, the lifespan and the shutdown; between a client's bytes and a
 handler stands this class alone, because an ASGI server's messages, events and scopes cost a small request as
 much as routing it does.
 
@@ -8,31 +8,30 @@ much as routing it does.
                                   ▲                 │
                                   └── connection lost: its task is cancelled (P9)
 
-Requests of one connection are answered one after the other. A client that pipelines is read no further than
-one waiting request; one that does not read its answers, no further than its socket. What clients must hold
-to: `request_timeout` from the first byte of a request to its last (408), `max_header_bytes` (431),
-`keep_alive` seconds between requests, and some bytes read every `write_timeout` seconds while an answer waits
-to be sent (else the connection is broken off, which frees the pod). After an answer that came before the
-request was complete the rest is read and thrown away for a moment, since closing at once would make the
-client's system drop the answer.
+Requests of one connection are answered one after the other. Of a client that pipelines one waiting request is
+parsed, and a bounded rest is kept; one that does not read its answers gets no more than its socket holds.
+What clients must hold to: `request_timeout` from the first byte of a request to its last (408),
+`max_header_bytes` (431), `keep_alive` seconds between requests, and some bytes read every `write_timeout`
+seconds while an answer waits to be sent (else the connection is broken off, which frees the pod). After an
+answer that came before the request was complete the rest is read and thrown away for a moment, since closing
+at once would make the client's system drop the answer.
 """
 
 import asyncio
 import logging
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
-from uvicorn.config import Config
-from uvicorn.server import ServerState
-
-from leadline.gateway.errors import InternalError, answer_to
-from leadline.gateway.proxy.deadlines import Deadlines
-from leadline.gateway.proxy.exchange import Exchange, SlowRequest, whole_answer
-from leadline.gateway.proxy.request_reader import RequestReader
 from leadline.protocol.errors import RequestError
+from leadline.protocol.http.answers import InternalError, answer_to
+from leadline.protocol.http.deadlines import Deadlines
+from leadline.protocol.http.exchange import Exchange, SlowRequest, whole_answer
+from leadline.protocol.http.request_reader import RequestReader
+from leadline.protocol.http.settings import HttpSettings
 
-__all__ = ["ServerProtocol"]
+__all__ = ["HttpApp", "ServerProtocol"]
 
 _LINGER = 3.0
 """Seconds for which the rest of a request that was answered already is thrown away."""
@@ -41,12 +40,31 @@ _GRACE = 1.0
 way, and a client cannot know that it was not read."""
 _FLUSH = 30.0
 """Seconds that a client gets to read the last answer of its connection."""
-logger = logging.getLogger("leadline.gateway")
+logger = logging.getLogger("leadline.http")
+
+
+class HttpApp(Protocol):
+    """An application that `ServerProtocol` can serve."""
+
+    @property
+    def settings(self) -> HttpSettings: ...
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """Those of clients' connections."""
+        ...
+
+    def respond(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
+        """Answer one request. Cancelled when the client leaves."""
+        ...
+
+    def client_stalled(self) -> None:
+        """A client was cut off because it did not read its answer."""
+        ...
 
 
 class ServerProtocol(RequestReader):
-    """Give it to `uvicorn.Config(http=…)`. The application has `respond(exchange)`, which gives a coroutine,
-    `settings` (ProxySettings) and `deadlines`."""
+    """Give it to `uvicorn.Config(http=…)`, with an `HttpApp` as the application."""
 
     __slots__ = (
         "_app",
@@ -64,17 +82,17 @@ class ServerProtocol(RequestReader):
 
     def __init__(
         self,
-        config: Config,
-        server_state: ServerState,
+        config: Any,
+        server_state: Any,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         if not config.loaded:
             config.load()
-        app: Any = config.loaded_app
+        app: HttpApp = config.loaded_app
         super().__init__(app.settings)
         self._app = app
-        self._deadlines: Deadlines = app.deadlines
+        self._deadlines = app.deadlines
         self._state = server_state
         self._loop = _loop or asyncio.get_running_loop()
         self._timed = False
@@ -95,7 +113,7 @@ class ServerProtocol(RequestReader):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._state.connections.add(self)  # type: ignore[arg-type]
+        self._state.connections.add(self)
         self._deadlines.set(self, time.monotonic() + self._settings.keep_alive)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -146,7 +164,7 @@ class ServerProtocol(RequestReader):
             self._begin(exchange)
         else:
             self._waiting.append(exchange)
-            self._pause_reading()
+            self._hold()
 
     def _refused(self, fault: RequestError) -> None:
         self._deaf = True
@@ -159,9 +177,9 @@ class ServerProtocol(RequestReader):
     # For exchanges
 
     def wanted(self) -> None:
-        """Somebody waits for the rest of a body."""
+        """A handler waits for the rest of a body."""
         if not self._waiting:
-            self._resume_reading()
+            self._release()
 
     def answered(self, exchange: Exchange) -> None:
         """The whole answer was written: on to the next request."""
@@ -173,9 +191,9 @@ class ServerProtocol(RequestReader):
                 self._close()
             else:
                 self._linger()
-        elif self._waiting or self._incoming is not None:
-            self._next()
-        elif not self._timed:
+            return
+        self._next()
+        if self._exchange is None and not self._timed:
             self._deadlines.set(self, time.monotonic() + self._settings.keep_alive)
 
     # uvicorn and Deadlines
@@ -201,7 +219,7 @@ class ServerProtocol(RequestReader):
             self._stalled(transport)
         elif self._lingering:
             self._close()
-        elif self._timed and self._reading_paused:
+        elif self._timed and (self._reading_paused or self._held is not None):
             self._deadlines.set(self, time.monotonic() + self._settings.request_timeout)  # we make it wait
         elif self._timed:
             fault = SlowRequest(
@@ -224,7 +242,7 @@ class ServerProtocol(RequestReader):
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Nobody is left without an answer: a handler that gave none had a fault of its own."""
+        """Answer with 500 where the handler ended without an answer."""
         self._state.tasks.discard(task)
         exchange = self._exchange
         if task is not self._task or exchange is None or exchange.finished or self._transport is None:
@@ -260,7 +278,7 @@ class ServerProtocol(RequestReader):
         elif self._incoming is not None and not self._incoming.finished:
             self._begin(self._incoming)
         if not self._waiting:
-            self._resume_reading()
+            self._release()
 
     def _give_up(self, fault: RequestError) -> None:
         """Answer what never became a request, and close. Answers in front of it are given first."""
@@ -287,7 +305,7 @@ class ServerProtocol(RequestReader):
                 self._transport.write_eof()
             self._lingering = True
             self._deadlines.set(self, time.monotonic() + _LINGER)
-            self._resume_reading()
+            self._release()
 
     def _close(self) -> None:
         if self._transport is not None:

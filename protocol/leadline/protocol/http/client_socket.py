@@ -1,6 +1,6 @@
 """A client's socket under ServerProtocol: reading and writing no faster than the other side can follow.
 
-Room: gateway/proxy. Knows bytes only; requests and answers are server_protocol.py's.
+Knows bytes only; requests and answers are server_protocol.py's.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """One request of a client and the answer to it, as the protocol's connection hands them to a handler.
 
-Room: gateway/proxy. What ASGI's scope, receive and send would be, without the messages: a handler reads what
+What ASGI's scope, receive and send would be, without the messages: a handler reads what
 came, and gives an answer whole or in pieces.
 
     exchange.method, .target, .path, .headers, .client
@@ -25,7 +25,7 @@ import httptools
 from leadline.protocol.errors import RequestError
 
 if TYPE_CHECKING:
-    from leadline.gateway.proxy.request_reader import RequestReader
+    from leadline.protocol.http.request_reader import RequestReader
 
 __all__ = ["BodyTooLarge", "ClientGone", "Exchange", "SlowRequest", "too_large", "whole_answer"]
 
@@ -55,7 +55,7 @@ def _path_of(target: bytes) -> str:
 
 
 class BodyTooLarge(RequestError):
-    """Larger than the gateway takes."""
+    """Larger than the server takes."""
 
     status = 413
 
@@ -75,7 +75,6 @@ class Exchange:
 
     __slots__ = (
         "_chunked",
-        "_connection",
         "_expects",
         "_fault",
         "_head",
@@ -84,6 +83,7 @@ class Exchange:
         "_size",
         "_waiter",
         "complete",
+        "connection",
         "finished",
         "gone",
         "headers",
@@ -92,6 +92,7 @@ class Exchange:
         "modern",
         "path",
         "started",
+        "status",
         "target",
     )
 
@@ -106,7 +107,7 @@ class Exchange:
         modern: bool,
         expects: bool,
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self.method = method
         self.target = target
         """As in the request line, with its query."""
@@ -126,6 +127,8 @@ class Exchange:
         """All of the request has come."""
         self.gone = False
         """The client has left; what is written now goes nowhere."""
+        self.status = 0
+        """Of the answer, once it has begun."""
         self.started = False
         self.finished = False
         """The whole answer was written."""
@@ -138,7 +141,7 @@ class Exchange:
     @property
     def client(self) -> str | None:
         """The address it comes from."""
-        return self._connection.client
+        return self.connection.client
 
     # The request
 
@@ -153,9 +156,9 @@ class Exchange:
                 raise ClientGone
             if self._expects:
                 self._expects = False
-                self._connection.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self.connection.send(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._waiter = asyncio.get_running_loop().create_future()
-            self._connection.wanted()
+            self.connection.wanted()
             try:
                 await self._waiter
             finally:
@@ -178,11 +181,12 @@ class Exchange:
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer at once. `headers` say nothing of its length."""
-        connection = self._connection
+        connection = self.connection
         if not self.complete:
             self.keep_alive = False
         bare, close = self.method == b"HEAD", not self.keep_alive
         data = whole_answer(status, headers, body, bare=bare, close=close)
+        self.status = status
         self.started = self.finished = True  # not before: what cannot be written must not count as sent
         connection.send(data)
         connection.answered(self)
@@ -209,11 +213,12 @@ class Exchange:
             lines.append(b"connection: close\r\n")
         self._left = length
         self._head = _joined(lines, len(headers))
+        self.status = status
         self.started = True
 
     async def write(self, data: bytes, *, more: bool) -> None:
         """A piece of the body; waits while the client does not read. `more`: it is not the last one."""
-        connection = self._connection
+        connection = self.connection
         out = data
         if self._left is not None:
             if self.method == b"HEAD":
@@ -237,14 +242,19 @@ class Exchange:
         elif connection.write_paused:
             await connection.drained()
 
+    def push(self, data: bytes) -> None:
+        """Write a piece of the body now, without waiting for the client. Only after a `write` that was not
+        the last one, of an answer without a length, and while `connection.write_paused` is False."""
+        self.connection.send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
     def drop(self) -> None:
         """Break the connection off: the answer cannot be made whole."""
-        self._connection.drop()
+        self.connection.drop()
 
     # The connection
 
     def received(self, data: bytes) -> int:
-        """Another piece of the body; how much of it there is that nobody waits for."""
+        """Append a piece of the body. Return the bytes buffered beyond what the reader waits for."""
         self._pieces.append(data)
         self._size += len(data)
         self._wake()

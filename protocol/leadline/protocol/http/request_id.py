@@ -5,8 +5,6 @@ import itertools
 import re
 import secrets
 
-from leadline.gateway.proxy.headers import header
-
 __all__ = ["NAME", "request_id"]
 
 Headers = list[tuple[bytes, bytes]]
@@ -20,7 +18,7 @@ _numbers = itertools.count(1)
 
 def request_id(headers: Headers) -> tuple[bytes, Headers]:
     """(the id, the headers with it). One that does not fit is replaced."""
-    given = header(headers, NAME)
+    given = next((value for name, value in headers if name == NAME), None)
     if given is not None and _FIT(given):
         return given, headers
     made = b"%s-%x" % (_PREFIX, next(_numbers))

@@ -1,6 +1,6 @@
 """Requests out of a client's bytes, as httptools finds them, each an Exchange from its head on.
 
-Room: gateway/proxy. Owns what of a request has come, the limit of its head, and what is refused as no HTTP;
+Owns the part of a request that has arrived, the limit of its head, and the refusal of what is no HTTP;
 which request is answered when, and how long each may take, is server_protocol.py's.
 """
 
@@ -8,15 +8,15 @@ from abc import ABC, abstractmethod
 
 import httptools
 
-from leadline.gateway.proxy.client_socket import ClientSocket
-from leadline.gateway.proxy.exchange import Exchange
-from leadline.gateway.proxy.settings import ProxySettings
 from leadline.protocol.errors import RequestError
+from leadline.protocol.http.client_socket import ClientSocket
+from leadline.protocol.http.exchange import Exchange
+from leadline.protocol.http.settings import HttpSettings
 
 __all__ = ["RequestReader"]
 
 _HIGH_WATER = 256 << 10
-"""Bytes of a body that nobody has asked for yet, before the socket is left alone."""
+"""Bytes buffered without a reader (of a body, or behind a waiting request) before reading is paused."""
 _UPGRADE = frozenset((b"connection", b"upgrade", b"http2-settings"))
 
 
@@ -29,7 +29,7 @@ class _BadRequest(RequestError):
 
 
 class RequestReader(ClientSocket, ABC):
-    """The half of a connection that reads. Whoever answers says what happens with the requests."""
+    """The half of a connection that reads. The subclass answers the requests."""
 
     __slots__ = (
         "_deaf",
@@ -37,6 +37,7 @@ class RequestReader(ClientSocket, ABC):
         "_head_read",
         "_header_bytes",
         "_headers",
+        "_held",
         "_incoming",
         "_last",
         "_open",
@@ -46,7 +47,7 @@ class RequestReader(ClientSocket, ABC):
         "_used",
     )
 
-    def __init__(self, settings: ProxySettings) -> None:
+    def __init__(self, settings: HttpSettings) -> None:
         super().__init__()
         self._settings = settings
         self._parser = httptools.HttpRequestParser(self)
@@ -55,9 +56,12 @@ class RequestReader(ClientSocket, ABC):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._header_bytes = 0
-        """Names and values of the present request."""
+        """Of the present request's header lines."""
         self._head_read = 0
         """Bytes of a head that goes on: a line that does not end reaches no callback."""
+        self._held: bytearray | None = None
+        """While a request waits behind the running one: bytes behind it. They are not parsed, but read, since
+        only who reads notices that a client leaves."""
         self._open = False
         """Of a request some bytes have come, and some are missing."""
         self._incoming: Exchange | None = None
@@ -75,7 +79,7 @@ class RequestReader(ClientSocket, ABC):
 
     @abstractmethod
     def wanted(self) -> None:
-        """Somebody waits for the rest of a body."""
+        """A handler waits for the rest of a body."""
 
     @abstractmethod
     def answered(self, exchange: Exchange) -> None:
@@ -99,6 +103,11 @@ class RequestReader(ClientSocket, ABC):
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
+            return
+        if self._held is not None:
+            self._held += data
+            if len(self._held) > _HIGH_WATER:
+                self._pause_reading()
             return
         head = self._headers if self._open and self._incoming is None else None
         try:
@@ -128,7 +137,7 @@ class RequestReader(ClientSocket, ABC):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_bytes += len(name) + len(value)
+        self._header_bytes += len(name) + len(value) + 4
         if self._header_bytes > self._settings.max_header_bytes:
             raise ValueError("headers are too long")
         self._headers.append((name.lower(), value))
@@ -154,7 +163,7 @@ class RequestReader(ClientSocket, ABC):
             modern=modern,
             expects=expects,
         )
-        self._headers = []  # what comes now are trailers, which nobody has looked at as headers
+        self._headers = []  # what comes now are trailers, which are no headers
 
     def on_body(self, data: bytes) -> None:
         exchange = self._incoming
@@ -170,8 +179,19 @@ class RequestReader(ClientSocket, ABC):
 
     # -- inside ----------------------------------------------------------------------------------------------
 
+    def _hold(self) -> None:
+        """Parse no further until `_release`."""
+        if self._held is None:
+            self._held = bytearray()
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        self._resume_reading()
+        if held:
+            self.data_received(bytes(held))
+
     def _decline_upgrade(self, rest: bytes) -> None:
-        """No other protocol is spoken here, which a server says by ignoring the wish (RFC 9110 section 7.8).
+        """No other protocol is spoken here, which a server says by ignoring the request for one (RFC 9110 section 7.8).
         The parser takes no body behind one: it gets the same request without it."""
         method = self._parser.get_method()
         if method == b"CONNECT":

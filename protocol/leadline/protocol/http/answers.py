@@ -1,0 +1,41 @@
+"""Errors as HTTP answers in OpenAI's shape, and the errors that a server itself gives."""
+
+from leadline.protocol.errors import RequestError, encode_error
+
+__all__ = ["InternalError", "ShuttingDown", "answer_to"]
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class InternalError(RequestError):
+    """Our mistake; the log has the details."""
+
+    status = 500
+    type = "server_error"
+
+    def __init__(self) -> None:
+        super().__init__("internal error; the server's log says more", code="internal_error")
+
+
+class ShuttingDown(RequestError):
+    """The server stops and cannot finish the request."""
+
+    status = 503
+    type = "server_error"
+    retry_after = 1
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down", code="draining")
+
+
+def answer_to(error: RequestError) -> tuple[int, Headers, bytes]:
+    """Return status, headers and body for `error`. `retry_after` (seconds) and `headers` of the error, where
+    it has them, become headers of the answer."""
+    headers = [(b"content-type", b"application/json")]
+    retry_after: float | None = getattr(error, "retry_after", None)
+    if retry_after is not None:
+        headers.append((b"retry-after", b"%d" % max(1, round(retry_after))))
+    more: dict[str, str] = getattr(error, "headers", {})
+    headers += [(name.lower().encode(), value.encode()) for name, value in more.items()]
+    body = encode_error(error.message, type=error.type, param=error.param, code=error.code)
+    return error.status, headers, body
