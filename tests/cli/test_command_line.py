@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,29 @@ def leadline(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         timeout=60,
         env={**os.environ, **environment},
     )
+
+
+@pytest.mark.parametrize("command", ["serve smollm2", "gateway", "operator", "up smollm2"])
+def test_a_server_that_is_told_to_stop_while_it_imports_ends_at_once(command: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "leadline.cli.main", *command.split()], stderr=subprocess.PIPE, text=True
+    )
+    status = Path(f"/proc/{process.pid}/status")
+    while not _catches(status.read_text(), signal.SIGTERM):  # as soon as it can be told
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(signal.SIGTERM)
+    try:
+        _, words = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 143
+    assert "Traceback" not in words
+
+
+def _catches(status: str, number: int) -> bool:
+    caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def test_help_lists_the_commands() -> None:

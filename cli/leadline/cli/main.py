@@ -2,7 +2,8 @@
 exit code.
 
 Exit codes: 0 done, 1 failed (one line on standard error; LEADLINE_DEBUG=1 adds the traceback), 2 wrong
-usage, 130 interrupted. Nothing heavier than the settings is imported before a subcommand runs.
+usage, 130 interrupted, 143 terminated before a server has started. Nothing heavier than the settings is
+imported before a subcommand runs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import contextlib
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -29,8 +31,16 @@ _COMMANDS = {
 }
 
 
+_SERVERS = ("serve", "up", "gateway", "operator")
+"""Commands that run until they are stopped."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and _chosen(arguments) in _SERVERS:
+        # Until the server has a handler of its own. In a container, whose first process this is, the kernel
+        # drops a SIGTERM that has none.
+        signal.signal(signal.SIGTERM, _leave_at_once)
     parser = _parser(arguments)
     args = parser.parse_args(arguments)
     if args.command is None:
@@ -53,13 +63,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _chosen(arguments: list[str]) -> str | None:
+    return next((word for word in arguments if not word.startswith("-")), None)
+
+
+def _leave_at_once(*_: object) -> None:
+    os._exit(128 + signal.SIGTERM)
+
+
 def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="leadline", description="Serve large language models.", allow_abbrev=False
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    chosen = _chosen(arguments)
     for name, (module, summary) in _COMMANDS.items():
         subparser = subparsers.add_parser(
             name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False

@@ -251,6 +251,16 @@ async def test_spans_are_sent_and_the_trace_is_passed_on() -> None:
         assert b"hello" not in exported.body
 
 
+async def test_a_collector_that_does_not_answer_delays_the_end_by_no_more_than_a_second() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and answers none
+        config = ServerConfig(otlp_endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        async with pods(ok) as (pod,):
+            async with gateway_to(pod.address, config={"server": config}) as rig:
+                await rig.post()
+                began = time.monotonic()
+            assert time.monotonic() - began < 5  # the exporter's own timeout is ten
+
+
 async def test_a_worker_leaves_when_its_parent_was_killed(tmp_path: Path) -> None:
     async with pods(ok) as (pod,), gateway_process(tmp_path, pod.address, "--workers=2") as gateway:
         workers = gateway.workers()

@@ -7,6 +7,7 @@ tracing is on.
 
 import logging
 import os
+import threading
 from typing import Any
 
 from leadline.gateway.errors import ConfigError
@@ -15,6 +16,9 @@ from leadline.gateway.proxy.call import Call
 __all__ = ["Tracing", "start_tracing"]
 
 logger = logging.getLogger("leadline.gateway")
+
+_LAST_EXPORT = 1.0
+"""Seconds that the last spans get when the gateway stops."""
 
 
 class Tracing:
@@ -80,7 +84,13 @@ class Tracing:
         span.end()
 
     def close(self) -> None:
-        self._provider.shutdown()
+        """Export the spans that are left. A collector that does not answer delays the end by one second; the
+        exporter alone would try for ten."""
+        closing = threading.Thread(target=self._provider.shutdown, name="tracing", daemon=True)
+        closing.start()
+        closing.join(_LAST_EXPORT)
+        if closing.is_alive():
+            logger.warning("the trace collector does not answer; the last spans are lost")
 
 
 def start_tracing(endpoint: str) -> Tracing | None:
@@ -98,7 +108,10 @@ def start_tracing(endpoint: str) -> Tracing | None:
             "traces are asked for, but OpenTelemetry is not installed: "
             f"pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http ({error})"
         ) from None
-    provider = TracerProvider(resource=Resource.create({"service.name": "leadline-gateway"}))
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": "leadline-gateway"}),
+        shutdown_on_exit=False,  # it would wait for the collector once more
+    )
     exporter = (
         OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces") if endpoint else OTLPSpanExporter()
     )

@@ -1,7 +1,7 @@
 """Deadlines of many connections under one timer.
 
-Nearly every wait ends long before its deadline, so setting one must cost next to nothing: a timer of the event
-loop for each costs as much as parsing a small request.
+Nearly every wait ends long before its deadline, so setting one must cost next to nothing: a timer of the
+event loop for each costs as much as parsing a small request.
 
     set(a, 5.0), set(b, 5.1), set(a, 9.0)      a dictionary entry each; the timer stays at 5.0
     at 5.0                                      nothing is due; the timer is set to the earliest, 5.1

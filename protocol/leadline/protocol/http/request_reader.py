@@ -191,8 +191,8 @@ class RequestReader(ClientSocket, ABC):
             self.data_received(bytes(held))
 
     def _decline_upgrade(self, rest: bytes) -> None:
-        """No other protocol is spoken here, which a server says by ignoring the request for one (RFC 9110 section 7.8).
-        The parser takes no body behind one: it gets the same request without it."""
+        """No other protocol is spoken here, which a server says by ignoring the request for one (RFC 9110
+        section 7.8). The parser takes no body behind one: it gets the same request without it."""
         method = self._parser.get_method()
         if method == b"CONNECT":
             self._refuse(ValueError("CONNECT is for proxies"))
