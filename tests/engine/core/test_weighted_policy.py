@@ -50,6 +50,51 @@ def test_a_long_batch_prompt_does_not_delay_an_interactive_one_by_a_step() -> No
     assert sum(count for _, _, count, _ in loop.runner.rows_log[-1]) == 50, "the batch prompt gets the rest"
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("blocks", "prompt_len", "output"), [(60, 20, 60), (40, 20, 60), (80, 60, 40)])
+def test_under_lasting_pressure_each_class_keeps_its_share_of_the_tokens(
+    blocks: int, prompt_len: int, output: int, depth: int
+) -> None:
+    """Eight slots, of which the pool holds two to four whole sequences. The batch class once got 3 %."""
+    loop = Loop(blocks, depth=depth, max_concurrent_requests=8, max_queued_requests=1000)
+    kinds: dict[str, str] = {}
+    steps = 700
+    for _ in range(steps):
+        waiting = loop.scheduler.stats().waiting_by_class
+        for kind in ("interactive", "batch"):
+            if waiting.get(kind, 0) < 4:
+                for _ in range(4):
+                    name = f"r{len(kinds)}"
+                    kinds[name] = kind
+                    words = prompt(len(kinds), prompt_len)
+                    loop.add(request(name, words, salt=len(kinds), max_tokens=output, priority_class=kind))
+        loop.step()
+    assert loop.scheduler.stats().preemptions_total > 20
+    got = {"interactive": 0, "batch": 0}
+    for name, tokens in loop.tokens.items():
+        got[kinds[name]] += len(tokens)
+    assert 0.15 <= got["batch"] / sum(got.values()) <= 0.25
+    loop.check_exact()
+    loop.run()  # and what is left comes to its end
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(4, 60), st.integers(1, 60), st.booleans()), min_size=1, max_size=40),
+    st.integers(32, 60),
+    st.integers(0, 2),
+)
+def test_no_mix_of_classes_under_pressure_keeps_a_request_from_its_end(
+    requests: list[tuple[int, int, bool]], blocks: int, depth: int
+) -> None:
+    loop = Loop(blocks, depth=depth, max_queued_requests=1000)
+    for i, (length, output, batch) in enumerate(requests):
+        kind = "batch" if batch else "interactive"
+        loop.add(request(f"r{i}", prompt(i, length), salt=i, max_tokens=output, priority_class=kind))
+    loop.run()
+    loop.check_exact()
+
+
 def test_a_class_alone_gets_the_whole_budget() -> None:
     loop = Loop(4000, max_num_batched_tokens=50)
     loop.add(request("batch", prompt(0, 300), max_tokens=1, priority_class="batch"))

@@ -73,7 +73,7 @@ class _ClassQueue:
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.virtual_time = 0.0
-        """Prefill tokens received, over weight: whoever has least is next."""
+        """Prefill tokens received for the first time, over weight: the class with the least is next."""
         self.share = 0.0
         """Tokens of this step's budget it may still use."""
         self.active = False
@@ -99,8 +99,11 @@ class WeightedPolicy:
     proportion to their weights and none starves. Within one step no class takes more than its share of the
     budget while another could use it, so a long batch prompt cannot delay an interactive one by a whole step.
     A class that was idle resumes at the others' virtual time: idling earns nothing. Preempted sequences come
-    before new ones of their class. Victims: the class with the least weight first, and in it the latest
-    arrival.
+    before new ones of their class.
+
+    Victims: the latest arrival of the class that is furthest ahead of its share; if classes are equal, of the
+    class with the least weight. So under lasting pressure a class keeps its share of the tokens too.
+    Recomputing a preempted sequence is not charged: else a class that is preempted often would fall behind.
     """
 
     def __init__(self, class_weights: Mapping[str, float]) -> None:
@@ -155,14 +158,19 @@ class WeightedPolicy:
 
     def charge(self, seq: Sequence, tokens: int) -> None:
         queue = self._classes[seq.priority_class]
-        queue.virtual_time += tokens / queue.weight
+        if not seq.preemptions:  # who pays for a preemption is no measure of who was served
+            queue.virtual_time += tokens / queue.weight
         queue.share -= tokens
 
     def lift_limits(self) -> None:
         self._unlimited = True
 
     def victim(self, running: Iterable[Sequence]) -> Sequence:
-        return max(running, key=lambda seq: (-self._classes[seq.priority_class].weight, seq.seq_id))
+        def order(seq: Sequence) -> tuple[float, float, int]:
+            queue = self._classes[seq.priority_class]
+            return queue.virtual_time, -queue.weight, seq.seq_id
+
+        return max(running, key=order)
 
     def waiting(self) -> Mapping[str, int]:
         return {name: len(queue.members) for name, queue in self._classes.items()}
