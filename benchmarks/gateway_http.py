@@ -41,9 +41,12 @@ from typing import Any
 import psutil
 
 from gateway_streams import BODY, MODELS
+from needs import need
 from record import record
 
 HERE = Path(__file__).resolve()
+ROUTERS: dict[str, list[str]] = {"vllm-router": [], "sglang-router": ["launch"]}
+"""Name → its subcommand."""
 FIRST_PORT = 18200
 ANSWER = json.dumps(
     {
@@ -202,7 +205,7 @@ def commands(
             leadline(name, given.workers, ["--model", given.model])
     if given.routers:
         urls = [f"http://{engine}" for engine in engines]
-        for name, start in (("vllm-router", []), ("sglang-router", ["launch"])):
+        for name, start in ROUTERS.items():
             at = next(port)
             command = [f"{given.routers}/bin/{name}", *start, "--worker-urls", *urls]
             # Metrics of both listen on one port by default.
@@ -236,6 +239,8 @@ def main() -> None:
     parser.add_argument("--distinct", action="store_true", help="no two requests with the same prompt")
     parser.add_argument("--no-record", action="store_true", help="leave benchmarks/results.jsonl alone")
     given = parser.parse_args()
+    routers = [f"{given.routers}/bin/{name}" for name in ROUTERS] if given.routers else []
+    need(programs=["nginx", "wrk", *routers])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         small(given, folder)

@@ -29,11 +29,16 @@ import torch
 
 from gpu_results import result_line
 from leadline.engine.models.parallel import Sum
-from leadline.engine.models.triton_ops import add_rms_norm
 from leadline.engine.runner.parallel.exchange import MAX_RANKS, make_exchange
 from leadline.engine.runner.parallel.fabric import Fabric, FabricSpec
 from leadline.engine.runner.parallel.group import RankGroup, c10d, device_of
 from leadline.engine.runner.parallel.ring import unnamed_file
+from needs import absent, need
+
+try:
+    from leadline.engine.models.triton_ops import add_rms_norm
+except ModuleNotFoundError as error:
+    absent(error)
 
 WIDTH, VOCAB, EPS, IN_A_GRAPH = 4096, 151936, 1e-6, 20
 SIZES = [8 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 16 << 20, 64 << 20]
@@ -288,6 +293,7 @@ def main() -> int:
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    need(gpus=2)
     if options.rank >= 0:
         faulthandler.dump_traceback_later(options.timeout, exit=True)
         run(options)

@@ -19,6 +19,7 @@ import torch
 
 from gpu_results import result_line
 from leadline.engine.attention import AttentionBatch, AttentionSpec, make_backend
+from needs import need
 
 SHAPES = {"16/8/128": (16, 8, 128), "32/8/128": (32, 8, 128), "9/3/64": (9, 3, 64)}
 DECODES = [(1, 1024), (8, 1024), (32, 512), (32, 1024), (256, 512), (256, 1024)]
@@ -37,9 +38,9 @@ def build_batch(rows: list[tuple[int, int]], block_size: int) -> tuple[Attention
     order = list(range(sum(needs)))
     random.Random(0).shuffle(order)
     tables, slots, starts = [], [], [0]
-    for (context, count), need in zip(rows, needs, strict=True):
-        table, order = order[:need], order[need:]
-        tables.append(table + [0] * (max(needs) - need))
+    for (context, count), wanted in zip(rows, needs, strict=True):
+        table, order = order[:wanted], order[wanted:]
+        tables.append(table + [0] * (max(needs) - wanted))
         slots += [
             table[p // block_size] * block_size + p % block_size for p in range(context - count, context)
         ]
@@ -116,6 +117,7 @@ def main() -> None:
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--json", help="append one JSON line a cell here")
     options = parser.parse_args()
+    need(gpus=1)
     lines = []
     for shape in options.shapes.split(","):
         heads, kv_heads, dim = SHAPES[shape]

@@ -38,6 +38,7 @@ from gpu_phases import phases, timed_run
 from gpu_results import result_line
 from gpu_workloads import workload
 from leadline.engine import LLM, SamplingParams
+from needs import need
 
 LIMITS = {
     "Qwen3-0.6B": {"A": 36_000, "bs1": 3_590, "bs32": 64_000, "TTFT cold": 5},
@@ -298,6 +299,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="GPU kernels by time")
     parser.add_argument("--json", help="append one JSON line a measurement here")
     options = parser.parse_args()
+    need(gpus=1)
     options.disagreements = 0
     reference = None
     beside = run_peer(options) if options.peer else {}

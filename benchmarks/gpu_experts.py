@@ -20,8 +20,13 @@ import torch.nn.functional as F
 
 from gpu_models import SHAPES
 from gpu_results import result_line
-from leadline.engine.models.triton_experts import experts
-from leadline.engine.models.triton_ops import silu_and_mul
+from needs import absent, need
+
+try:
+    from leadline.engine.models.triton_experts import experts
+    from leadline.engine.models.triton_ops import silu_and_mul
+except ModuleNotFoundError as error:
+    absent(error)
 
 SHAPE = "Qwen3-30B-A3B"
 COUNT, TOP = SHAPES[SHAPE]["num_experts"], SHAPES[SHAPE]["num_experts_per_tok"]
@@ -77,6 +82,7 @@ def main() -> int:
     parser.add_argument("--tokens", default="1,4,16,32,64,128,256,512,1024,2048,4096,8192")
     parser.add_argument("--json", type=Path, help="append lines for results.jsonl there")
     options = parser.parse_args()
+    need(gpus=1)
     torch.manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:

@@ -29,6 +29,7 @@ from gpu_engine import measure
 from gpu_models import SHAPES, write_model
 from gpu_results import result_line
 from leadline.engine import LLM, SamplingParams
+from needs import need
 
 QUALITIES = {"always right": 0.0, "3 of 4 right": 0.25, "1 of 2 right": 0.5}
 """Name → share of tokens that are wrong."""
@@ -211,6 +212,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--json", help="append one JSON line a measurement here")
     options = parser.parse_args()
+    need(gpus=1)
     with tempfile.TemporaryDirectory() as temporary:
         bench = Bench(options, write_model(Path(temporary), SHAPES[options.shape], options.dtype))
         for part in options.parts.split(","):

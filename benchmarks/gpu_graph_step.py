@@ -22,6 +22,7 @@ from gpu_models import SHAPES, write_model
 from gpu_results import result_line
 from leadline.engine import LLM, SamplingParams
 from leadline.engine.core.plan import NewSeq, StepPlan, StepRow
+from needs import need
 
 COPY_RATE = 4.28e12
 """bytes/s, read + write, of a large device-to-device copy on the H200 here."""
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", help="append one JSON line a measurement here")
     options = parser.parse_args()
+    need(gpus=1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_model(Path(temporary), SHAPES[options.shape], "bfloat16")
         for backend in options.backends:

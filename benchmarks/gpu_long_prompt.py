@@ -21,6 +21,7 @@ from gpu_models import SHAPES, write_model
 from gpu_results import result_line
 from leadline.engine import LLM, SamplingParams
 from leadline.engine.messages import CoreRequest
+from needs import need
 
 
 class Load:
@@ -101,6 +102,7 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, help="append lines for results.jsonl there")
     options = parser.parse_args()
+    need(gpus=1)
     shape = SHAPES[options.shape] | {"max_position_embeddings": options.prompt_tokens + 16_384}
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder), shape, "bfloat16")

@@ -24,6 +24,7 @@ import torch
 from gpu_models import SHAPES, write_model
 from gpu_results import result_line
 from gpu_workloads import workload
+from needs import need
 
 PACKAGE = "nano-vllm-fork"
 
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--utilization", type=float, default=0.9, help="of the GPU's memory")
     parser.add_argument("--json", help="append one JSON line a measurement here")
     options = parser.parse_args()
+    need(gpus=1, modules=["nanovllm"])
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_model(Path(temporary), SHAPES[options.shape], "bfloat16")
         began = time.perf_counter()

@@ -45,6 +45,7 @@ from gpu_models import SHAPES, write_model
 from gpu_results import result_line
 from gpu_workloads import workload
 from leadline.protocol.text.tokenizer import Tokenizer
+from needs import need
 from process_cpu import ProcessorWatch, Usage
 from sse_load import Load, run_load
 
@@ -265,6 +266,7 @@ def main() -> None:
     parser.add_argument("--server", action="append", metavar="OPTIONS", help="more options of leadline serve")
     parser.add_argument("--json", help="append one JSON line a measurement here")
     options = parser.parse_args()
+    need(gpus=1)
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_model(Path(temporary), SHAPES[options.shape], options.dtype)

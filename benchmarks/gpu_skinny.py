@@ -17,12 +17,18 @@ import statistics
 from collections.abc import Callable
 
 import torch
-from triton.runtime.errors import OutOfResources
 
-from leadline.engine.models import triton_ops
 from leadline.engine.models.skinny_shapes import Shape
-from leadline.engine.models.triton_gemv import gemv
-from leadline.engine.models.triton_skinny import Workspace, skinny
+from needs import absent, need
+
+try:
+    from triton.runtime.errors import OutOfResources
+
+    from leadline.engine.models import triton_ops
+    from leadline.engine.models.triton_gemv import gemv
+    from leadline.engine.models.triton_skinny import Workspace, skinny
+except ModuleNotFoundError as error:
+    absent(error)
 
 LAYERS = 24
 COPY_RATE = 4.28e12
@@ -166,6 +172,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--compilers", type=int, default=14, help="processes that compile for --tune")
     options = parser.parse_args()
+    need(gpus=1)
     if options.tune:
         jobs = [
             (name, rows, first, 4)

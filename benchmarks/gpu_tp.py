@@ -26,6 +26,7 @@ from gpu_models import SHAPES, write_model, write_weights
 from gpu_phases import phases
 from gpu_results import result_line
 from leadline.engine import LLM, SamplingParams
+from needs import need
 
 TP_LIMITS = {("Qwen3-8B", 2): {"A": 25_000}}
 TP_PEERS = {("Qwen3-8B", 2): {"A": 10_350}}
@@ -137,6 +138,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=int, default=500, help="seconds after which all stacks are printed")
     parser.add_argument("--json", help="append one JSON line a measurement here")
     options = parser.parse_args()
+    need(gpus=max(options.tp))
     faulthandler.dump_traceback_later(options.timeout, exit=True)
     first: dict[str, float] = {}
     reference, failed = None, 0

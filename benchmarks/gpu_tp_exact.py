@@ -22,6 +22,7 @@ from exact_prompts import NEW_TOKENS, make_prompts
 from gpu_engine import compare
 from leadline.engine import LLM, SamplingParams
 from leadline.protocol.text.tokenizer import Tokenizer
+from needs import need
 
 
 def generate(llm: LLM, prompts: list[list[int]], alone: int) -> list[Any]:
@@ -46,6 +47,7 @@ def main() -> int:
     parser.add_argument("--alone", type=int, default=30, help="prompts that also run one by one")
     parser.add_argument("--timeout", type=int, default=120, help="seconds after which all stacks are printed")
     options = parser.parse_args()
+    need(gpus=max(options.tp))
     faulthandler.dump_traceback_later(options.timeout, exit=True)
     reference, differ = None, 0
     for size in options.tp:
