@@ -202,6 +202,7 @@ async def test_a_stream_outlives_an_engine_that_is_frozen(pair: list[Engine], pa
     """SIGSTOP: connections stay open and nothing comes. It takes about three seconds to find out."""
     body = {**ASK, "max_tokens": 40, "ignore_eos": True, "stream": True}
     async with to(pair) as rig:
+        asked = time.monotonic()
         undisturbed = without_identity((await rig.post(body)).text)
         began = time.monotonic()
         try:
@@ -213,7 +214,8 @@ async def test_a_stream_outlives_an_engine_that_is_frozen(pair: list[Engine], pa
         print(f"{part} frozen: the whole stream took {took:.1f} s")
         assert said(events) == said(undisturbed)
         assert await rig.metric("migrations_total", outcome="moved") == 1
-        assert took < 15  # it was 31 s of silence before cores had a pulse
+        # The silence was 31 s before cores had a pulse; what is left of it grows with the machine's load.
+        assert took < 15 + 3 * (began - asked)
         await rig.settled()
 
 
