@@ -307,12 +307,15 @@ def failures(report: dict[str, Any]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _gateway_settings() -> Iterator[str]:
-    """A file that lets clients read nothing for five seconds, not for a minute."""
+def gateway_before(engine: str) -> Iterator[tuple[str, psutil.Process]]:
+    """A gateway whose clients may read nothing for five seconds, not for a minute."""
+    pods = [{"address": urlsplit(engine).netloc}]
+    service = {"name": "default/smollm2", "served_names": ["smollm2"], "pods": pods}
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump({"server": {"write_timeout_seconds": 5}}, file)
+        json.dump({"server": {"write_timeout_seconds": 5}, "services": [service]}, file)
         file.flush()
-        yield file.name
+        with server("gateway", "--host=127.0.0.1", "--port=0", f"--config={file.name}") as found:
+            yield found
 
 
 def main() -> int:
@@ -323,14 +326,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    with (
-        _gateway_settings() as settings,
-        server("serve", "smollm2", "--port=0", *_ENGINE) as engine,
-        server(
-            *("gateway", "--host=127.0.0.1", "--port=0", "--served-name=smollm2", f"--config={settings}"),
-            f"--pod={urlsplit(engine[0]).netloc}",
-        ) as gateway,
-    ):
+    with server("serve", "smollm2", "--port=0", *_ENGINE) as engine, gateway_before(engine[0]) as gateway:
         report = asyncio.run(measure(args.seconds, args.streams, engine, gateway))
     print(json.dumps(report, indent=2))
     found = failures(report) if args.check else []
