@@ -1,7 +1,7 @@
-"""The claim that `cache.size` made, once the spec says something else: kept with its models, or in the way.
+"""The claim that `cache.size` made, after the spec has changed: it is kept with its models, or in the way.
 
-Room: operator. Pure. Weights take hours to download, so the claim goes only with its service, or where
-`cache.retain: false` was said while `cache` was there.
+Pure. Weights take hours to download, so the claim is deleted only with its service, or where the spec had
+`cache.retain: false` together with `cache`.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
     status = make_status(context, observed, wanted, verdict)
     events = _events(observed, verdict.reason, verdict.message) + _scaling_events(observed, status)
     if is_too_early(observed, verdict, wanted):
-        # What was said of the generation before stands, as that.
+        # The conditions of the previous generation stay, as such.
         said = observed.service["status"]
         status |= {name: said[name] for name in ("observedGeneration", "conditions") if name in said}
         events = []

@@ -76,7 +76,7 @@ class ServiceScaler:
         self._scalers: dict[Key, Scaler] = {}
 
     def report(self, key: Key) -> ScalingReport | None:
-        """What is to be said of the scaling of a service; None: it has not been looked at."""
+        """The latest report on the scaling of a service; None before the first look at it."""
         return self._reports.get(key)
 
     async def run(self) -> None:
@@ -151,7 +151,7 @@ class ServiceScaler:
             return
         log.info("%s: %d → %d replicas; in flight: %s", name, replicas, decided, demand)
         before = self._reports.get(key)
-        # Before the request: the watch tells of the new number as soon as the server has it.
+        # Before the request: the watch brings the new number as soon as the server has it.
         self._reports[key] = ScalingReport(True, _decision(replicas, decided, demand, limits))
         try:
             await self._api.scale(SERVICE, *key, decided)
