@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from leadline.engine.attention.fa3 import FreshChunks
+from leadline.engine.attention.fa3 import FlashChunks
 from leadline.engine.attention.interface import AttentionBatch, AttentionSpec
 from leadline.engine.errors import ConfigError
 
@@ -61,7 +61,7 @@ class FlashBackend:
             )
         self.spec = spec
         self._with_kvcache, self._varlen = _import_flash_attn()
-        self._fa3 = FreshChunks(spec)
+        self._fa3 = FlashChunks(spec)
         self._batch: AttentionBatch | None = None
         self._cu_chunks: torch.Tensor | None = None
         self._cu_context: torch.Tensor | None = None
