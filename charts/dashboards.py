@@ -227,13 +227,15 @@ ENGINES = Dashboard(
                 ),
                 Panel("Wait for a slot", "s", _quantiles(f"{_E}queue_seconds")),
                 Panel(
-                    "Timeouts and preemptions",
+                    "Timeouts, preemptions, clients cut off",
                     "reqps",
                     (
                         (f"{_S} timeouts", _rate(f"{_E}timeouts_total")),
                         (f"{_S} preemptions", _rate(f"{_E}preemptions_total")),
+                        (f"{_S} clients cut off", _rate(f"{_E}stalled_clients_total")),
                     ),
-                    "A preempted sequence lost its blocks and is computed again.",
+                    "A preempted sequence lost its blocks and is computed again. Clients are cut off that do "
+                    "not read their answers.",
                 ),
             ),
         ),

@@ -121,7 +121,7 @@ async def test_trailers_do_not_become_headers() -> None:
 async def test_no_pod_is_shown_what_its_clients_prove_themselves_with(
     config: dict[str, Any], service: dict[str, Any], sent: str | None
 ) -> None:
-    secrets = {name.decode(): "secret" for name in CREDENTIALS} | {"Authorization": "Bearer secret"}
+    secrets = {name.decode(): "secret" for name in CREDENTIALS} | {"authorization": "Bearer secret"}
     harmless = {"Content-Type": "application/vnd.odd+json", "X-User": "me"}
     async with pods(ok) as (pod,), gateway_to(pod.address, config=config, service=service) as rig:
         await rig.post(json.dumps(CHAT).encode(), headers={**secrets, **harmless})
