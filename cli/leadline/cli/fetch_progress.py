@@ -17,13 +17,12 @@ from typing import TextIO
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from leadline.engine.progress import LinePace
 from leadline.protocol.errors import ErrorObject
 from leadline.protocol.listening import bound_socket
 from leadline.protocol.openai.service import NotReadyResponse, StartProgress, StatusResponse
 
 __all__ = ["FetchProgress"]
-
-_LINES = 20
 
 
 class FetchProgress:
@@ -33,7 +32,7 @@ class FetchProgress:
         """`port` None: no HTTP; 0: a free one, which `port` then names. Raises OSError if it is taken."""
         self._model, self._out = model, out
         self._told: StartProgress | None = None
-        self._last: tuple[str, int] = ("", -1)
+        self._pace = LinePace()
         self._server = None if port is None else _server(port, self)
         self.port = None if self._server is None else int(self._server.server_address[1])
 
@@ -51,11 +50,10 @@ class FetchProgress:
     def __call__(self, stage: str, fraction: float | None, detail: str) -> None:
         share = None if fraction is None else round(fraction, 4)
         self._told = StartProgress(phase=stage, fraction=share, detail=detail)
-        step = (stage, -1 if fraction is None else int(fraction * _LINES + 1e-9))
-        if step != self._last:
-            self._last = step
+        if self._pace.due(stage, fraction):
             percent = "" if fraction is None else f" ({int(fraction * 100)} %)"
-            print(f"leadline: {self._model}: {stage}: {detail}{percent}", file=self._out, flush=True)
+            line = f"leadline: {self._model}: {stage}: {detail}{percent}{self._pace.times(fraction)}"
+            print(line, file=self._out, flush=True)
 
     def answer(self, path: str) -> tuple[int, bytes]:
         """Status and body of a GET."""

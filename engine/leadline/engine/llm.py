@@ -29,6 +29,7 @@ from leadline.engine.garbage import calm_garbage_collector
 from leadline.engine.hub import resolve_model
 from leadline.engine.messages import CoreRequest
 from leadline.engine.outputs import OutputDelta, RequestOutput
+from leadline.engine.progress import progress_bar
 from leadline.engine.sampling_params import SamplingParams
 from leadline.engine.wire import error_from_kind
 from leadline.protocol.text.chat import ChatRenderer
@@ -213,8 +214,6 @@ class LLM:
     def _complete(
         self, prompts: Sequence[Prompt], requests: list[CoreRequest], use_tqdm: bool
     ) -> list[RequestOutput]:
-        from tqdm import tqdm
-
         collectors = {
             request.request_id: OutputCollector(
                 request.request_id,
@@ -226,7 +225,7 @@ class LLM:
         }
         pending = deque(requests)
         ready: deque[CoreRequest] = deque()
-        bar = tqdm(total=len(requests), desc="requests", unit="req", disable=not use_tqdm, dynamic_ncols=True)
+        bar = progress_bar(shown=use_tqdm, total=len(requests), desc="requests", unit="req")
         started, tokens = time.monotonic(), 0
         try:
             while pending or ready or self.core.has_work():
@@ -238,8 +237,9 @@ class LLM:
                         self.core.abort(child)
                     for delta in deltas:
                         if collectors[delta.request_id].add(delta):
+                            rate = tokens / (time.monotonic() - started)
+                            bar.set_postfix_str(f"{rate:,.0f} tok/s", refresh=False)
                             bar.update()
-                            bar.set_postfix_str(f"{tokens / (time.monotonic() - started):,.0f} tok/s")
         except BaseException:
             self._abandon(requests)
             raise

@@ -30,7 +30,7 @@ from typing import Any
 
 from leadline.engine.errors import ConfigError, ModelNotFound
 from leadline.engine.hub.local import LocalModel
-from leadline.engine.progress import ReportStage, no_report
+from leadline.engine.progress import ReportStage, no_report, progress_bar
 
 __all__ = ["resolve_demo_model"]
 
@@ -119,14 +119,13 @@ def _convert_atomically(source: Path, target: Path, progress: bool) -> None:
 
 def _convert(source: Path, folder: Path, progress: bool) -> None:
     import torch
-    from tqdm import tqdm
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with (
         _quiet_transformers(progress),
-        tqdm(total=3, desc="converting smollm2", disable=not progress, leave=False) as bar,
+        progress_bar(shown=progress, total=3, desc="converting smollm2", leave=False) as bar,
     ):
-        bar.set_postfix_str("tokenizer")
+        bar.set_postfix_str("tokenizer", refresh=False)
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
         _split_digits(tokenizer)
         tokenizer.model_max_length = 8192

@@ -23,7 +23,7 @@ from leadline.engine.models.decoder import Decoder
 from leadline.engine.models.layers import Slot
 from leadline.engine.models.parallel import TensorParallel
 from leadline.engine.models.registry import build_model
-from leadline.engine.progress import ByteMeter, ReportStage, no_report
+from leadline.engine.progress import ByteMeter, ReportStage, no_report, progress_bar
 
 __all__ = ["load_model"]
 
@@ -156,8 +156,6 @@ def _tied_as_stored(config: ModelConfig, weights: _Weights) -> ModelConfig:
 
 
 def _fill(model: Decoder, weights: _Weights, progress: bool, report: ReportStage) -> None:
-    from tqdm import tqdm
-
     wanted: dict[str, list[Slot]] = {}
     for name, slot in model.slots():
         wanted.setdefault(name, []).append(slot)
@@ -170,13 +168,13 @@ def _fill(model: Decoder, weights: _Weights, progress: bool, report: ReportStage
             ignored.add(_HEAD)
     total = sum(slot.target.nbytes for slots in wanted.values() for slot in slots)
     meter = ByteMeter("loading weights", total, report)
-    with tqdm(
+    with progress_bar(
+        shown=progress,
         total=total,
         unit="B",
         unit_scale=True,
         unit_divisor=1024,
         desc="loading weights",
-        disable=not progress,
     ) as bar:
         for file, names in weights.files.items():
             with weights.open(file) as tensors:

@@ -22,6 +22,7 @@ from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.config import EngineConfig
 from leadline.engine.core_client import DEFAULT_FACTORY
 from leadline.engine.errors import EngineDead, LeadlineError
+from leadline.engine.progress import LinePace
 from leadline.engine.publisher.publisher import Publisher
 from leadline.engine.server.app import create_app
 from leadline.engine.server.listening import address_of, http_server, listen_first, settle_garbage
@@ -176,12 +177,11 @@ class _Process:
 
 
 class ProgressLog:
-    """Start-up progress into the log (each stage once, then every quarter), and into what /health and /ready
-    say."""
+    """Write start-up progress to the log, a line every ten seconds, and to what /health and /ready answer."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._last: tuple[str, int] = ("", -1)
+        self._pace = LinePace()
 
     def __call__(self, progress: wire.Progress) -> None:
         share = "" if progress.fraction is None else f" {progress.fraction:.0%}"
@@ -192,7 +192,5 @@ class ProgressLog:
             fraction=None if progress.fraction is None else round(progress.fraction, 4),
             detail=progress.detail,
         )
-        step = (progress.stage, 0 if progress.fraction is None else int(progress.fraction * 4))
-        if step != self._last:
-            self._last = step
-            logger.info("%s", text)
+        if self._pace.due(progress.stage, progress.fraction):
+            logger.info("%s%s", text, self._pace.times(progress.fraction))
