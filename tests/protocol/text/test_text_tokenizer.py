@@ -197,7 +197,7 @@ def test_loading_imports_neither_torch_nor_transformers(smollm_folder):
     code = (
         "import sys; from leadline.protocol.text.tokenizer import Tokenizer; Tokenizer.load(sys.argv[1]); "
         "from leadline.protocol.text import chat, prompts; "
-        "from leadline.engine.frontend import output_processor, structured, tools, validation; "
+        "from leadline.engine.frontend import output_processor, structured, tool_formats, validation; "
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )
     run = subprocess.run(
