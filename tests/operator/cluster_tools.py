@@ -46,7 +46,8 @@ class Cluster:
         )
 
     def close(self) -> None:
-        self.kubectl("delete", "namespace", self.namespace, "--wait=false", namespaced=False)
+        gone = ("--wait=false", "--ignore-not-found")
+        self.kubectl("delete", "namespace", self.namespace, *gone, namespaced=False)
 
     def kubectl(self, *words: str, namespaced: bool = True, text: str | None = None) -> str:
         command = [kubectl_path(), *(("-n", self.namespace) if namespaced else ()), *words]
