@@ -70,7 +70,7 @@ def test_probes_and_version(server: LiveServer) -> None:
     with server.http as http:
         assert http.get("/health").json() == {"status": "serving"}
         assert http.get("/ready").json() == {"status": "ready"}
-        assert http.get("/version").json() == {"version": version("leadline")}
+        assert http.get("/version").json() == {"version": version("leadline"), "resumes_streams": True}
 
 
 def test_warmup_fills_the_prefix_cache_and_reset_empties_it(server: LiveServer) -> None:
