@@ -433,14 +433,23 @@ def test_a_spec_that_is_too_long_is_refused_before_it_is_compiled(compiler):
             '{"s": "',
         ),
         (StructuredSpec("regex", r"([A-Za-z0-9,.]+ ?){1,800}"), ""),
-        (StructuredSpec("regex", r"(\w{1,300} ?){1,300}"), ""),
     ],
-    ids=["summary", "all of", "words", "twice 300"],
+    ids=["summary", "all of", "words"],
 )
 def test_large_patterns_last_for_a_whole_answer(compiler, tokenizer, spec, text):
     text += "the cat sat on the mat and saw a dog " * 3
     for _ in range(2):
         follow(compiler, spec, tokenizer.encode(text))
+
+
+def test_a_pattern_at_the_limit_is_followed_or_refused_each_time(compiler, tokenizer):
+    """How far the trial at admission gets depends on the machine's speed."""
+    spec, text = StructuredSpec("regex", r"(\w{1,300} ?){1,300}"), "the cat sat on the mat " * 4
+    for _ in range(2):
+        try:
+            follow(compiler, spec, tokenizer.encode(text))
+        except RequestError as error:
+            assert "it is too complex" in error.message  # noqa: PT017
 
 
 def test_700_optional_properties_are_followed(compiler, tokenizer):
