@@ -44,7 +44,8 @@ class FewRows:
     def takes(self, rows: int) -> bool:
         """Whether a step of `rows` rows runs here rather than through the plain layers.
 
-        One row always does. More do as `choose` said of the next larger size, if it was asked.
+        One row always does. For more rows the last `choose` for the next larger size decides. Without one,
+        they do too.
         """
         if not self.may_take(rows):
             return rows == 1

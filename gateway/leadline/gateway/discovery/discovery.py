@@ -271,6 +271,9 @@ def _of_operator(name: str | None) -> str:
 
 
 def _by_uid(one: InferenceService | EndpointSlice | None) -> str:
-    """The source for slices of the Service with that uid. Owner references do not cross namespaces, and what
-    somebody writes into one that does is nobody's."""
+    """Return the key of the service that slices of the Service with this uid belong to.
+
+    The namespace is part of the key: owner references do not cross namespaces, so a reference to a Service of
+    another namespace must match nothing.
+    """
     return f"uid/{one.metadata.namespace}/{one.service_uid}" if one is not None else ""
