@@ -1,15 +1,17 @@
-"""A namespace of the real cluster that KUBECONFIG names, operators as processes of their own, and kubectl."""
+"""A namespace of the real cluster that KUBECONFIG names, operators and gateways as processes, and kubectl."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
@@ -167,6 +169,56 @@ class OperatorProcess:
 @contextlib.contextmanager
 def operator(cluster: Cluster, folder: Path, *options: str) -> Iterator[OperatorProcess]:
     started = OperatorProcess(cluster, folder, *options)
+    try:
+        yield started.wait_ready()
+    finally:
+        started.stop()
+
+
+class GatewayProcess:
+    """`leadline gateway` on this machine, for the services of one namespace. It holds no request."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        settings = {
+            "server": {"host": "127.0.0.1", "port": 0},
+            "discovery": {"kind": "kubernetes", "namespace": cluster.namespace, "operator": "tested"},
+            "admission": {"hold_without_pods_seconds": 0},
+        }
+        config, self.log = folder / "gateway.json", folder / "gateway.log"
+        config.write_text(json.dumps(settings))
+        self._file = self.log.open("w")
+        command = [sys.executable, "-m", "leadline.cli.main", "gateway", f"--config={config}"]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=self._file, stderr=subprocess.STDOUT)
+
+    def wait_ready(self) -> GatewayProcess:
+        found = until(lambda: re.search(r" at (http://\S+)\n", self.log.read_text()), 30, self.log.read_text)
+        self.url = found[1]
+        return self
+
+    def chat(self, model: str) -> tuple[int, dict[str, Any]]:
+        """Send a short chat; return status and body of the answer."""
+        body = json.dumps({"model": model, "messages": [{"role": "user", "content": "hi"}]}).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/v1/chat/completions", body, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return int(answer.status), json.load(answer)
+        except urllib.error.HTTPError as refusal:
+            with refusal:
+                return refusal.code, json.load(refusal)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(15)
+        finally:
+            self.process.kill()
+            self._file.close()
+
+
+@contextlib.contextmanager
+def gateway(cluster: Cluster, folder: Path) -> Iterator[GatewayProcess]:
+    started = GatewayProcess(cluster, folder)
     try:
         yield started.wait_ready()
     finally:

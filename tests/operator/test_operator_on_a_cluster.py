@@ -23,6 +23,7 @@ from cluster_tools import (
     Cluster,
     KubectlError,
     OperatorProcess,
+    gateway,
     kubectl_path,
     operator,
     service,
@@ -400,10 +401,10 @@ FAILURES = {
 }
 
 
-def test_what_keeps_pods_from_serving_is_said_within_seconds_and_as_an_event(
+def test_what_keeps_pods_from_serving_is_said_within_seconds_as_an_event_and_to_clients(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    with operator(cluster, tmp_path) as process:
+    with gateway(cluster, tmp_path) as front, operator(cluster, tmp_path) as process:
         names = {reason: reason.lower() for reason in FAILURES}
         cluster.apply(*(service(names[reason], **spec) for reason, spec in FAILURES.items()))
         for reason, name in names.items():
@@ -416,6 +417,17 @@ def test_what_keeps_pods_from_serving_is_said_within_seconds_and_as_an_event(
         said = {(one["involvedObject"]["name"], one["reason"]) for one in cluster.items("events")}
         assert {(name, reason) for reason, name in names.items()} <= said
         assert "exit code 3: something broke" in cluster.ready("crashloop")["message"]
+        for reason, name in names.items():
+            until(
+                lambda reason=reason, name=name: reason in front.chat(name)[1]["error"]["message"],
+                10,
+                lambda name=name: front.chat(name),
+            )
+            status, body = front.chat(name)
+            assert (status, body["error"]["code"]) == (503, "no_pods")
+            assert body["error"]["message"].endswith(
+                f"{name} has no pod that takes requests: the operator reports {reason}"
+            )
         assert "fault of the operator" not in process.text()
 
 
