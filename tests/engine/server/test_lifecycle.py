@@ -128,12 +128,13 @@ def test_a_port_in_use_is_said_in_one_line(server: LiveServer) -> None:
         assert f"cannot listen on 127.0.0.1:{port}" in line
 
 
-def test_the_share_of_the_weights_that_is_read_is_told_while_it_grows() -> None:
+def test_the_log_tells_the_beginning_and_the_end_of_reading_the_weights() -> None:
+    """Lines in between come every ten seconds, so a fast machine prints none."""
     with serving("smollm2") as server:
         log = server.log
     shares = [int(share) for share in re.findall(r"loading weights (\d+)%", log)]
+    assert (shares[0], shares[-1]) == (0, 100)
     assert shares == sorted(shares)
-    assert [share // 25 for share in shares] == [0, 1, 2, 3, 4]
     assert "loading weights 100%: 0.54 of 0.54 GB" in log
 
 
