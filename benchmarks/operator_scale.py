@@ -29,10 +29,10 @@ from typing import Any
 
 import psutil
 
-from leadline.operator.api import ApiClient
-from leadline.operator.kinds import BY_KIND, SERVICE
-from leadline.operator.observed import Observed
-from leadline.operator.plan import plan
+from leadline.operator.kube.api import ApiClient
+from leadline.operator.kube.kinds import BY_KIND, SERVICE
+from leadline.operator.planning.observed import Observed
+from leadline.operator.planning.plan import plan
 from leadline.operator.settings import OperatorSettings
 from leadline.operator.shell import kopf_settings, login
 from record import record

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from leadline.cli.serve import add_arguments
-from leadline.operator.crd import crd
-from leadline.operator.strategic import misshapen
+from leadline.operator.crd.generate import crd
+from leadline.operator.objects.strategic import misshapen
 from leadline.protocol.isvc_types import InferenceServiceSpec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "inferenceservice.md").read_text()

@@ -183,7 +183,7 @@ def test_each_part_is_given_its_own_user_of_redis(
 def test_the_sentence_of_the_admission_policy_is_the_one_that_the_operator_knows(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    from leadline.operator.api import _ANOTHER_OWNER
+    from leadline.operator.kube.api import _ANOTHER_OWNER
 
     (policy,) = [one for one in render(cluster, tmp_path, {}) if one["kind"] == "ValidatingAdmissionPolicy"]
     assert _ANOTHER_OWNER in policy["spec"]["validations"][0]["message"]

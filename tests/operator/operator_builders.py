@@ -6,8 +6,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from leadline.operator.observed import Observed
-from leadline.operator.plan import Plan, plan
+from leadline.operator.planning.observed import Observed
+from leadline.operator.planning.plan import Plan, plan
 from leadline.operator.settings import OperatorSettings
 
 NOW = datetime(2026, 11, 30, 12, 0, 0, tzinfo=UTC)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leadline.operator.autoscaler import Scaler, wanted_replicas
-from leadline.operator.demand import (
+from leadline.operator.autoscaling.autoscaler import Scaler, wanted_replicas
+from leadline.operator.autoscaling.demand import (
     Demand,
     GatewayView,
     gateway_counts,

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from leadline.operator.crd import crd, crd_yaml, main
-from leadline.operator.schema import object_schema
+from leadline.operator.crd.generate import crd, crd_yaml, main
+from leadline.operator.crd.schema import object_schema
 from leadline.protocol.isvc_types import InferenceServiceSpec
 
 ROOT = Path(__file__).resolve().parents[2]

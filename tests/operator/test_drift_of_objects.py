@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from leadline.operator.drift import Echoes, covers
+from leadline.operator.kube.drift import AppliedFields, covers
 from leadline.operator.names import HASH_ANNOTATION
 
 WANTED: dict[str, Any] = {
@@ -27,11 +27,11 @@ def live(**spec: Any) -> dict[str, Any]:
 
 
 def test_what_is_missing_or_was_applied_from_another_wish_is_applied() -> None:
-    echoes = Echoes()
-    assert echoes.must_apply(WANTED, None)
+    applied = AppliedFields()
+    assert applied.must_apply(WANTED, None)
     old = live()
     old["metadata"]["annotations"] = {HASH_ANNOTATION: "h0"}
-    assert echoes.must_apply(WANTED, old)
+    assert applied.must_apply(WANTED, old)
 
 
 def test_foreign_fields_containers_and_defaults_are_no_drift() -> None:
@@ -40,24 +40,24 @@ def test_foreign_fields_containers_and_defaults_are_no_drift() -> None:
     other["spec"]["containers"].insert(0, {"name": "sidecar"})
     del other["spec"]["off"], other["spec"]["none"]
     del other["spec"]["containers"][1]["env"][0]["value"]
-    assert not Echoes().must_apply(WANTED, other)
+    assert not AppliedFields().must_apply(WANTED, other)
 
 
 def test_a_changed_field_of_ours_is_drift() -> None:
     for spec in ({"size": "2Gi"}, {"containers": []}, {"off": True}):
-        assert Echoes().must_apply(WANTED, live(**spec))
+        assert AppliedFields().must_apply(WANTED, live(**spec))
     shorter = live()
     shorter["spec"]["containers"][0]["args"] = ["a", "b", "c"]
-    assert Echoes().must_apply(WANTED, shorter)
+    assert AppliedFields().must_apply(WANTED, shorter)
 
 
 def test_another_spelling_of_our_value_is_applied_once_and_then_known() -> None:
-    echoes, stored = Echoes(), live(size="1Gi")
-    assert echoes.must_apply(WANTED, stored)
-    echoes.remember(WANTED, stored)
-    assert not echoes.must_apply(WANTED, live(size="1Gi"))
-    assert echoes.must_apply(WANTED, live(size="2Gi"))
-    assert not echoes.must_apply(WANTED, live())
+    applied, stored = AppliedFields(), live(size="1Gi")
+    assert applied.must_apply(WANTED, stored)
+    applied.remember(WANTED, stored)
+    assert not applied.must_apply(WANTED, live(size="1Gi"))
+    assert applied.must_apply(WANTED, live(size="2Gi"))
+    assert not applied.must_apply(WANTED, live())
 
 
 def test_an_empty_wish_is_met_by_nothing_but_not_by_something() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import kopf
 from aiohttp import web
 
-from leadline.operator.api import ApiClient
-from leadline.operator.leader import LeaderElection
+from leadline.operator.kube.api import ApiClient
+from leadline.operator.kube.leader import LeaderElection
 
 OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "op", "uid": "uid-d"}}
 

@@ -8,8 +8,8 @@ import kopf
 import pytest
 from aiohttp import web
 
-from leadline.operator.api import ApiClient, ApiError
-from leadline.operator.limit_ranges import LimitRanges
+from leadline.operator.kube.api import ApiClient, ApiError
+from leadline.operator.kube.limit_ranges import LimitRanges
 
 RANGES = [
     {"spec": {"limits": [{"type": "Container", "default": {"memory": "1Gi"}, "max": {"memory": "2Gi"}}]}},

@@ -11,12 +11,12 @@ import pytest
 from aiohttp import web
 from operator_builders import SETTINGS, service
 
-from leadline.operator.api import ApiClient, ApiError, NamespaceTerminating
-from leadline.operator.kinds import EVENT, SERVICE
-from leadline.operator.progress import PodProbe
-from leadline.operator.ranking import Ranker
+from leadline.operator.autoscaling.ranking import Ranker
+from leadline.operator.kube.api import ApiClient, ApiError, NamespaceTerminating
+from leadline.operator.kube.kinds import EVENT, SERVICE
+from leadline.operator.kube.store import Store
+from leadline.operator.probes.pod_probe import PodProbe
 from leadline.operator.reconcile import Reconciler
-from leadline.operator.store import Store
 
 
 def refusal(reason: str) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from operator_builders import (
 )
 
 from leadline.operator.objects.requests import parameters_of
-from leadline.operator.observed import ScalingReport, Target
-from leadline.operator.plan import Plan, plan
+from leadline.operator.planning.observed import ScalingReport, Target
+from leadline.operator.planning.plan import Plan, plan
 from leadline.protocol.isvc_types import InferenceServiceSpec
 
 

@@ -11,17 +11,18 @@ import pytest
 from aiohttp import web
 from operator_builders import SETTINGS, deployment, plan_of, pod, service, wanted
 
-from leadline.operator import gateways, progress
-from leadline.operator.api import ApiClient
-from leadline.operator.demand import GatewayView
-from leadline.operator.gateways import Gateways
-from leadline.operator.kinds import POD, SERVICE, Kind
+from leadline.operator.autoscaling import gateways
+from leadline.operator.autoscaling.demand import GatewayView
+from leadline.operator.autoscaling.gateways import Gateways
+from leadline.operator.autoscaling.ranking import Ranker
+from leadline.operator.autoscaling.service_scaler import ServiceScaler
+from leadline.operator.autoscaling.usage import DELETION_COST, PodUse, deletion_costs, parse_use
+from leadline.operator.kube.api import ApiClient
+from leadline.operator.kube.kinds import POD, SERVICE, Kind
+from leadline.operator.kube.store import Store
 from leadline.operator.names import SERVICE_LABEL
-from leadline.operator.progress import PodProbe
-from leadline.operator.ranking import Ranker
-from leadline.operator.scaling import ServiceScaler
-from leadline.operator.store import Store
-from leadline.operator.usage import DELETION_COST, PodUse, deletion_costs, parse_use
+from leadline.operator.probes import pod_probe
+from leadline.operator.probes.pod_probe import PodProbe
 
 USES: dict[str, tuple[dict[str, PodUse | None], list[str]]] = {
     "the idle before the busy": ({"a": PodUse(3, 0.0), "b": PodUse(0, 0.0)}, ["b", "a"]),
@@ -103,7 +104,7 @@ async def machine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Machin
     await runner.setup()
     await web.TCPSite(runner, "0.0.0.0", 0).start()
     port = runner.addresses[0][1]
-    for module, name in ((progress, "PORT"), (gateways, "_PORT")):
+    for module, name in ((pod_probe, "PORT"), (gateways, "_PORT")):
         monkeypatch.setattr(module, name, port)
     # `metrics` has the port as its default.
     monkeypatch.setattr(PodProbe.metrics, "__defaults__", (port,))

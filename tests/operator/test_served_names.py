@@ -10,11 +10,11 @@ import pytest
 from operator_builders import NOW, SETTINGS, condition, deployment, plan_of, pod
 from operator_builders import service as made_service
 
-from leadline.operator.kinds import SERVICE
+from leadline.operator.kube.kinds import SERVICE
 from leadline.operator.main import Operator
-from leadline.operator.observed import Observed
-from leadline.operator.plan import plan
-from leadline.operator.served_names import Claims, Names, Refusal, claimed_names, decide_names
+from leadline.operator.planning.observed import Observed
+from leadline.operator.planning.plan import plan
+from leadline.operator.planning.served_names import NameIndex, Names, Refusal, claimed_names, decide_names
 from leadline.operator.settings import OperatorSettings
 from leadline.protocol.isvc import Reason
 
@@ -185,7 +185,7 @@ def test_the_status_names_the_service_whose_slices_count_and_no_other() -> None:
 
 
 def test_claims_know_the_rivals_of_a_name() -> None:
-    claims = Claims()
+    claims = NameIndex()
     for place in ("a/x", "b/x", "c/y"):
         claims.change(_key(place), named(place))
     assert claims.rivals(("d", "x"), named("d/x")) == {("a", "x"), ("b", "x")}

@@ -9,13 +9,13 @@ import pytest
 from aiohttp import web
 from operator_builders import pod, running, service
 
-from leadline.operator import progress
-from leadline.operator.kinds import POD, SERVICE
+from leadline.operator.kube.kinds import POD, SERVICE
+from leadline.operator.kube.store import Store
 from leadline.operator.names import SERVICE_LABEL
-from leadline.operator.observed import StartReport
-from leadline.operator.progress import PodProbe, parse_start
-from leadline.operator.starts import StartWatcher, is_news
-from leadline.operator.store import Store
+from leadline.operator.planning.observed import StartReport
+from leadline.operator.probes import pod_probe
+from leadline.operator.probes.pod_probe import PodProbe, parse_start
+from leadline.operator.probes.start_progress import StartProgress, is_step
 
 KEY = ("team", "qwen")
 
@@ -45,14 +45,14 @@ def loading(share: float | None, detail: str = "") -> StartReport:
 def test_news_are_phases_and_steps_of_five_percent(
     before: StartReport | None, now: StartReport, news: bool
 ) -> None:
-    assert is_news(now, before) == news
+    assert is_step(now, before) == news
 
 
 def test_a_whole_load_is_no_more_than_twenty_one_pieces_of_news() -> None:
     told: list[StartReport] = []
     for percent in range(101):
         report = loading(percent / 100)
-        if is_news(report, told[-1] if told else None):
+        if is_step(report, told[-1] if told else None):
             told.append(report)
     assert len(told) == 21
 
@@ -104,10 +104,10 @@ async def test_a_service_is_queued_when_one_of_its_pods_takes_a_step_and_not_els
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    monkeypatch.setattr(progress, "PORT", runner.addresses[0][1])
-    monkeypatch.setattr(progress, "_TIMEOUT", progress.aiohttp.ClientTimeout(total=0.3))
+    monkeypatch.setattr(pod_probe, "PORT", runner.addresses[0][1])
+    monkeypatch.setattr(pod_probe, "_TIMEOUT", pod_probe.aiohttp.ClientTimeout(total=0.3))
     probe = PodProbe()
-    watcher = StartWatcher(store, probe, queued.append)
+    watcher = StartProgress(store, probe, queued.append)
     try:
         store.put(SERVICE, service())
         store.put(POD, starting_pod())
@@ -146,9 +146,9 @@ async def test_pods_of_other_operators_are_not_asked() -> None:
     store.put(SERVICE, service())
     store.put(POD, starting_pod())
     try:
-        await StartWatcher(store, probe, lambda key: None, lambda service: False).look()
+        await StartProgress(store, probe, lambda key: None, lambda service: False).look()
         assert probe.asked == 0
-        await StartWatcher(store, probe, lambda key: None).look()
+        await StartProgress(store, probe, lambda key: None).look()
         assert probe.asked == 1
     finally:
         await probe.close()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from leadline.operator.kinds import BY_KIND, POD, SERVICE
+from leadline.operator.kube.kinds import BY_KIND, POD, SERVICE
+from leadline.operator.kube.store import Store
 from leadline.operator.names import SERVICE_LABEL
-from leadline.operator.store import Store
 from leadline.protocol.isvc import API_VERSION, KIND
 
 DEPLOYMENT = BY_KIND["Deployment"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from leadline.operator.strategic import strategic_merge
+from leadline.operator.objects.strategic import strategic_merge
 
 BASE: dict[str, Any] = {
     "nodeSelector": {"a": "1"},

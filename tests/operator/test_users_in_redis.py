@@ -22,10 +22,10 @@ from leadline.gateway.ratelimit.shared import SharedWindows
 from leadline.gateway.sync.find import find_in
 from leadline.gateway.sync.redis_sync import RedisSync
 from leadline.operator import redis_users
-from leadline.operator.kinds import SERVICE
+from leadline.operator.kube.kinds import SERVICE
+from leadline.operator.kube.store import Store
 from leadline.operator.redis_users import RedisUsers, login_of, place_of, user_name
 from leadline.operator.settings import OperatorSettings
-from leadline.operator.store import Store
 from leadline.protocol.keys import ServiceKeys
 from live_valkey import FAST, PoolPod, until
 from valkey_with_users import ValkeyWithUsers

@@ -20,9 +20,9 @@ from operator_builders import (
     waiting,
 )
 
-from leadline.operator.diagnosis import lacks_secret
-from leadline.operator.observed import Observed, StartReport
-from leadline.operator.plan import plan
+from leadline.operator.planning.diagnosis import lacks_secret
+from leadline.operator.planning.observed import Observed, StartReport
+from leadline.operator.planning.plan import plan
 from leadline.protocol.isvc_termination import TERMINATION_VARIABLE, read_termination, write_termination
 
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available."

@@ -7,8 +7,8 @@ import logging
 
 import kopf
 
-from leadline.operator.api import ApiClient
-from leadline.operator.leader import LeaderElection
+from leadline.operator.kube.api import ApiClient
+from leadline.operator.kube.leader import LeaderElection
 
 
 class Lines(logging.Handler):
@@ -24,7 +24,7 @@ async def test_an_api_server_that_takes_requests_and_is_silent_is_a_timeout_in_t
     silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     api = ApiClient(kopf.ConnectionInfo(server=f"http://127.0.0.1:{port}"))
-    lines, log = Lines(), logging.getLogger("leadline.operator.leader")
+    lines, log = Lines(), logging.getLogger("leadline.operator.kube.leader")
     log.addHandler(lines)
     election = asyncio.create_task(LeaderElection(api, "system", "lease", "me", 0.3).run())
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from leadline.operator.queue import WorkQueue
+from leadline.operator.kube.queue import WorkQueue
 
 A, B = ("team", "a"), ("team", "b")
 

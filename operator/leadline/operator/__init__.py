@@ -1,11 +1,17 @@
-"""The operator room: InferenceService in, Kubernetes objects and status out.
+"""The operator: InferenceService in, Kubernetes objects and status out.
 
-    crd, schema                 the CRD, generated from leadline.protocol.isvc_types
-    plan, objects/, diagnosis   pure: what should exist and what to say about what does
-    api, store, queue, leader   the API server: requests, a copy of our objects, what needs a look, who acts
-    reconcile, shell, main      one look at one object; kopf; the process
+    main           the process
+    reconcile      one pass over one service: read the store, plan, apply
+    autoscaling/   the number of replicas
+    probes/        progress and Events of pods
+    planning/      the pure decision
+    objects/       the Kubernetes objects of a service; pure
+    redis_users    the Redis user of each service
+    kube/          the API server: requests, store, queue, Lease
+    crd/           the CRD, generated from leadline.protocol.isvc_types
 
-Nothing here is imported by other rooms but `leadline.operator.main`, by the command line.
+Imports go downwards in this list; import-linter checks it. Only the command line imports the operator, by
+`leadline.operator.main` and `leadline.operator.options`.
 """
 
 __all__: list[str] = []

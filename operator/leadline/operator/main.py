@@ -22,24 +22,24 @@ import kopf
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from leadline.operator.api import ApiClient, ApiError, NotFound
-from leadline.operator.kinds import BY_KIND, CHILDREN, POD, SERVICE, Kind
-from leadline.operator.leader import LeaderElection
+from leadline.operator.autoscaling.ranking import Ranker
+from leadline.operator.autoscaling.service_scaler import ServiceScaler
+from leadline.operator.kube.api import ApiClient, ApiError, NotFound
+from leadline.operator.kube.kinds import BY_KIND, CHILDREN, POD, SERVICE, Kind
+from leadline.operator.kube.leader import LeaderElection
+from leadline.operator.kube.queue import WorkQueue
+from leadline.operator.kube.store import Key, Store
+from leadline.operator.kube.terminating_namespaces import TerminatingNamespaces
 from leadline.operator.metrics import OperatorMetrics
 from leadline.operator.names import MANAGED_SELECTOR
-from leadline.operator.namespaces import TerminatingNamespaces
-from leadline.operator.progress import PodProbe
-from leadline.operator.queue import WorkQueue
-from leadline.operator.ranking import Ranker
+from leadline.operator.planning.served_names import NameIndex
+from leadline.operator.probes.pod_events import PodEvents
+from leadline.operator.probes.pod_probe import PodProbe
+from leadline.operator.probes.start_progress import StartProgress
 from leadline.operator.reconcile import Outcome, Reconciler
 from leadline.operator.redis_users import RedisUsers
-from leadline.operator.scaling import ServiceScaler
-from leadline.operator.served_names import Claims
 from leadline.operator.settings import OperatorSettings
 from leadline.operator.shell import kopf_settings, login, watching_registry
-from leadline.operator.starts import StartWatcher
-from leadline.operator.store import Key, Store
-from leadline.operator.troubles import TroubleWatcher
 from leadline.protocol.isvc import ConditionType
 
 __all__ = ["Operator", "run"]
@@ -73,7 +73,7 @@ class Operator:
         self.metrics = OperatorMetrics()
         self.store = Store()
         self.queue = WorkQueue()
-        self._claims = Claims()
+        self._name_index = NameIndex()
         self._kopf = kopf_settings()
         self._leader: LeaderElection | None = None
         self._reasons: dict[Key, str] = {}
@@ -89,8 +89,8 @@ class Operator:
         try:
             server = await self._serve()
             await self._first_sync(api)
-            starts = StartWatcher(self.store, probe, self.queue.add, self.settings.looks_at)
-            troubles = TroubleWatcher(api, self.store, self.queue.add, self.settings.looks_at)
+            starts = StartProgress(self.store, probe, self.queue.add, self.settings.selects)
+            pod_events = PodEvents(api, self.store, self.queue.add, self.settings.selects)
             terminating = TerminatingNamespaces(self.store)
             scaler = ServiceScaler(api, self.store, self.settings, probe, self.queue.add, terminating)
             reconciler = Reconciler(
@@ -99,8 +99,8 @@ class Operator:
                 self.settings,
                 starts.reports,
                 Ranker(api, probe),
-                troubles.of,
-                self._claims,
+                pod_events.of,
+                self._name_index,
                 self.queue.add,
                 scaler.report,
                 terminating,
@@ -109,7 +109,7 @@ class Operator:
             tasks = [
                 asyncio.create_task(self._resync_for_ever(api), name="resync"),
                 asyncio.create_task(
-                    self._lead(api, reconciler, (scaler.run, starts.run, troubles.run, users.run)),
+                    self._lead(api, reconciler, (scaler.run, starts.run, pod_events.run, users.run)),
                     name="lead",
                 ),
             ]
@@ -146,8 +146,8 @@ class Operator:
             self.queue.add_after(key, _SETTLE_SECONDS)
             return
         service = self.store.service(key)
-        ours = service if service is not None and self.settings.looks_at(service) else None
-        for one in (key, *self._claims.change(key, ours)):
+        ours = service if service is not None and self.settings.selects(service) else None
+        for one in (key, *self._name_index.change(key, ours)):
             self.queue.add(one)
 
     async def _first_sync(self, api: ApiClient) -> None:

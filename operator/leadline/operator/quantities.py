@@ -1,6 +1,6 @@
 """Kubernetes quantities, such as 100Gi or 250m, as numbers.
 
-Room: operator. Pure. Source: the documentation of resource.Quantity in k8s.io/apimachinery.
+Pure. Source: the documentation of resource.Quantity in k8s.io/apimachinery.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One look at one InferenceService: what was seen, `plan`, and the requests that carry the plan out.
+"""One pass over one InferenceService: read the store, `plan`, and send the requests that carry the plan out.
 
-Room: operator. Level-triggered: it does not matter why the look happens, or what an earlier one left half
-done (P7). Reads come from the store. Before it writes anything it asks the API server for the service once,
-so that it never acts for one that is gone or has changed.
+Level-triggered: neither the cause of a pass nor what an earlier pass left half done matters (P7). Before it
+writes anything, a pass reads the service from the API server once, so that it never acts for a service that
+is gone or has changed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from leadline.operator.api import ApiClient, ApiError, Conflict, NamespaceTerminating, NotFound
-from leadline.operator.diagnosis import lacks_secret
-from leadline.operator.drift import Echoes
-from leadline.operator.hpas import Hpas
-from leadline.operator.kinds import BY_KIND, EVENT, SERVICE
-from leadline.operator.limit_ranges import LimitRanges
+from leadline.operator.autoscaling.hpas import Hpas
+from leadline.operator.autoscaling.ranking import Ranker
+from leadline.operator.kube.api import ApiClient, ApiError, Conflict, NamespaceTerminating, NotFound
+from leadline.operator.kube.drift import AppliedFields
+from leadline.operator.kube.kinds import BY_KIND, EVENT, SERVICE
+from leadline.operator.kube.limit_ranges import LimitRanges
+from leadline.operator.kube.store import Key, Store, service_of
+from leadline.operator.kube.terminating_namespaces import TerminatingNamespaces
 from leadline.operator.names import HASH_ANNOTATION, child_name
-from leadline.operator.namespaces import TerminatingNamespaces
 from leadline.operator.objects.context import digest
-from leadline.operator.observed import (
+from leadline.operator.planning.diagnosis import lacks_secret
+from leadline.operator.planning.observed import (
     Observed,
     ScalingReport,
     StartReport,
@@ -34,11 +36,9 @@ from leadline.operator.observed import (
     owner_of,
     was_autoscaled,
 )
-from leadline.operator.plan import Event, Plan, plan
-from leadline.operator.ranking import Ranker
-from leadline.operator.served_names import Claims, Names, decide_names
+from leadline.operator.planning.plan import Event, Plan, plan
+from leadline.operator.planning.served_names import NameIndex, Names, decide_names
 from leadline.operator.settings import OperatorSettings
-from leadline.operator.store import Key, Store, service_of
 from leadline.protocol.isvc import API_VERSION, KIND
 
 __all__ = ["Outcome", "Reconciler"]
@@ -52,23 +52,24 @@ _LATE = {"Deployment", "Service", "PodDisruptionBudget"}
 
 
 class Outcome:
-    """What a look came to."""
+    """The result of a pass."""
 
     UNCHANGED, CHANGED, GONE = "unchanged", "changed", "gone"
 
 
 @dataclass(slots=True, frozen=True)
 class _Refusal:
-    """The API server found an object invalid or forbidden. The same request would fail again, so it waits
-    until the wish is another or a minute has passed (a quota or a policy may have changed), and the status
-    says it."""
+    """The API server found an object invalid or forbidden. The same request would fail again. It is repeated
+    when the desired objects change or after a minute (a quota or a policy may have changed); the status shows
+    the message."""
 
     message: str
-    wish: str
+    desired: str
+    """Digest of the desired objects."""
     since: float
 
     def is_over(self, wanted: list[Object]) -> bool:
-        return digest(wanted) != self.wish or time.monotonic() - self.since >= _REFUSAL_SECONDS
+        return digest(wanted) != self.desired or time.monotonic() - self.since >= _REFUSAL_SECONDS
 
 
 class Reconciler:
@@ -79,35 +80,35 @@ class Reconciler:
         settings: OperatorSettings,
         reports: Callable[[list[Object]], dict[str, StartReport]],
         ranker: Ranker,
-        troubles: Callable[[Key], dict[str, str]] = lambda key: {},
-        claims: Claims | None = None,
+        pod_events: Callable[[Key], dict[str, str]] = lambda key: {},
+        name_index: NameIndex | None = None,
         affects: Callable[[Key], None] = lambda key: None,
         scaling: Callable[[Key], ScalingReport | None] = lambda key: None,
         terminating: TerminatingNamespaces | None = None,
     ) -> None:
-        """`reports(pods)`: how far those of them are that start, by uid, as far as is known. `troubles(key)`:
-        what is in the way of a service's pods, by uid. `claims`: the names of all services in the store.
-        `affects(key)` is called for services whose names may be decided otherwise after a change of
-        another. `scaling(key)`: what the autoscaler does for a service."""
-        self._claims, self._affects = claims or Claims(), affects
+        """`reports(pods)`: progress of those of them that are starting, by uid. `pod_events(key)`: the newest
+        warning about a service's pods that cannot start, by uid. `name_index`: the names of all services in
+        the store. `affects(key)` is called for services whose names may change after a change of another.
+        `scaling(key)`: what the autoscaler does for a service."""
+        self._name_index, self._affects = name_index or NameIndex(), affects
         self._api, self._store, self._settings = api, store, settings
-        self._reports, self._troubles, self._scaling = reports, troubles, scaling
+        self._reports, self._pod_events, self._scaling = reports, pod_events, scaling
         self._terminating = terminating or TerminatingNamespaces(store)
         self._ranker, self._hpas, self._limit_ranges = ranker, Hpas(api), LimitRanges(api)
         self._limited: dict[str, frozenset[str]] = {}
         self._autoscaled: dict[Key, frozenset[Target] | None] = {}
-        """Of services that are being looked at."""
-        self._echoes = Echoes()
+        """Of services in a pass."""
+        self._applied = AppliedFields()
         self._refusals: dict[Key, _Refusal] = {}
 
     async def reconcile(self, key: Key) -> tuple[str, float | None]:
-        """(outcome, seconds after which to look again although nothing has changed). Raises ApiError and
-        aiohttp.ClientError for requests that failed; what was done before stays done."""
+        """Returns the outcome, and the seconds after which to repeat the pass although nothing has changed.
+        Raises ApiError and aiohttp.ClientError for requests that failed; earlier requests stay done."""
         service = self._store.service(key)
         if (
             service is None
             or service["metadata"].get("deletionTimestamp")
-            or not self._settings.looks_at(service)
+            or not self._settings.selects(service)
         ):
             self._refusals.pop(key, None)
             self._terminating.forget(key[0])
@@ -135,7 +136,7 @@ class Reconciler:
             service = await self._api.get(SERVICE, *key)
         except NotFound:
             self._store.remove(SERVICE, service)
-            for other in self._claims.change(key, None):
+            for other in self._name_index.change(key, None):
                 self._affects(other)
             return Outcome.GONE, None
         if service["metadata"].get("deletionTimestamp"):
@@ -156,7 +157,7 @@ class Reconciler:
                 return Outcome.UNCHANGED, 1.0  # it is gone, or has just been scaled
             made = self._plan(key, service)
         await self._carry_out(key, made)
-        # The children are other than they were: what is to be said of them may be too.
+        # The children have changed, so the status may have, too.
         made = self._plan(key, service)
         await self._report(service, made)
         return Outcome.CHANGED, self._again(key)
@@ -174,7 +175,7 @@ class Reconciler:
         return self._store.get(key, BY_KIND["Deployment"], child_name(key[1]))
 
     def _again(self, key: Key) -> float | None:
-        """No event tells that an autoscaler has gone."""
+        """No watch reports that an autoscaler has gone."""
         if owned_by_autoscaler(self._deployment(key), self._autoscaled.get(key)):
             return self._settings.autoscale_seconds
         return _REFUSAL_SECONDS if key in self._refusals else None
@@ -225,7 +226,7 @@ class Reconciler:
                 pods := self._store.pods(key),
                 self._reports(pods),
                 self._autoscaled.get(key),
-                self._troubles(key),
+                self._pod_events(key),
                 self._names(key, service),
                 self._scaling(key),
                 self._limited.get(key[0], frozenset()),
@@ -235,16 +236,16 @@ class Reconciler:
         )
 
     def _names(self, key: Key, service: Object) -> Names:
-        rivals = map(self._store.service, self._claims.rivals(key, service))
+        rivals = map(self._store.service, self._name_index.rivals(key, service))
         return decide_names(service, [one for one in rivals if one], self._settings.name_prefixes)
 
     def _put(self, key: Key, service: Object) -> None:
-        """Take in what the API server says of the service. The watch may bring the same state, and is then
-        not listened to."""
+        """Store the API server's answer for the service. The watch may bring the same state again, which the
+        store then ignores."""
         self._store.put(SERVICE, service)
         known = self._store.service(key)
-        ours = known if known is not None and self._settings.looks_at(known) else None
-        for other in self._claims.change(key, ours):
+        ours = known if known is not None and self._settings.selects(known) else None
+        for other in self._name_index.change(key, ours):
             self._affects(other)
 
     def _to_apply(self, key: Key, made: Plan) -> list[Object]:
@@ -256,17 +257,20 @@ class Reconciler:
             one
             for one in wanted
             if one["kind"] != "Secret"
-            and self._echoes.must_apply(one, children.get((one["kind"], one["metadata"]["name"])))
+            and self._applied.must_apply(one, children.get((one["kind"], one["metadata"]["name"])))
         ]
         refusal = self._refusals.get(key)
         if refusal is not None and not refusal.is_over(wanted):
             return []
-        deploys, troubles = any(one["kind"] == "Deployment" for one in chosen), self._troubles(key).values()
+        deploys, pod_events = (
+            any(one["kind"] == "Deployment" for one in chosen),
+            self._pod_events(key).values(),
+        )
         return [
             one
             for one in wanted
             if one in chosen
-            or (one["kind"] == "Secret" and (deploys or lacks_secret(troubles, one["metadata"]["name"])))
+            or (one["kind"] == "Secret" and (deploys or lacks_secret(pod_events, one["metadata"]["name"])))
         ]
 
     def _writes(self, key: Key, service: Object, made: Plan) -> bool:
@@ -289,7 +293,7 @@ class Reconciler:
         for child in made.delete:
             kind = BY_KIND[child["kind"]]
             await self._api.delete(child, kind)
-            self._echoes.forget(child["metadata"]["uid"])
+            self._applied.forget(child["metadata"]["uid"])
             # Until the watch says what became of it; with a finalizer, which claims have, it stays for a
             # while.
             child["metadata"]["deletionTimestamp"] = "requested"
@@ -311,7 +315,7 @@ class Reconciler:
             if isinstance(answer, BaseException):
                 errors.append(answer)
             elif HASH_ANNOTATION in wanted["metadata"].get("annotations", {}):
-                self._echoes.remember(wanted, answer)
+                self._applied.remember(wanted, answer)
                 self._store.put(BY_KIND[wanted["kind"]], answer)
         for error in errors:
             if not (isinstance(error, ApiError) and error.is_permanent):
@@ -347,7 +351,7 @@ class Reconciler:
         try:
             answer = await self._api.apply(wanted, SERVICE, "status")
         except (NotFound, Conflict):
-            return  # it is gone, or another: the watch says so, and that is another look
+            return  # it is gone or replaced: the watch reports that and queues it again
         self._put((metadata["namespace"], metadata["name"]), answer)
         for event in made.events:
             await self._emit(service, event)

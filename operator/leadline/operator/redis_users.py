@@ -24,8 +24,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit, urlunsplit
 
+from leadline.operator.kube.store import Key, Store
 from leadline.operator.settings import OperatorSettings
-from leadline.operator.store import Key, Store
 from leadline.protocol.keys import ServiceKeys
 
 __all__ = ["RedisUsers", "login_of", "place_of", "rules_of", "user_name"]
@@ -160,7 +160,7 @@ class RedisUsers:
         found = {}
         for key in self._store.services():
             service = self._store.service(key)
-            if service is None or not self._settings.looks_at(service):
+            if service is None or not self._settings.selects(service):
                 continue
             login = login_of(self._settings, key, str(service["metadata"]["uid"]))
             assert login is not None

@@ -69,7 +69,7 @@ class OperatorSettings:
     port: int = 8080
     """Of /health, /ready and /metrics; 0: no server."""
 
-    def looks_at(self, service: dict[str, Any]) -> bool:
+    def selects(self, service: dict[str, Any]) -> bool:
         """Whether an InferenceService is this operator's to look at."""
         labels = service["metadata"].get("labels") or {}
         return bool(labels.get(OPERATOR_LABEL, "") == self.operator_name)

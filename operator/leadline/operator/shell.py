@@ -1,6 +1,6 @@
 """kopf's part: it watches, and tells the store and the queue.
 
-Room: operator. Handlers are `on.event` only: those are level-triggered, and kopf then puts neither finalizers
+Handlers are `on.event` only: those are level-triggered, and kopf then puts neither finalizers
 nor annotations on anything. What a watch misses while it is broken, a resync finds.
 """
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import kopf
 
-from leadline.operator.kinds import CHILDREN, POD, SERVICE, Kind
+from leadline.operator.kube.kinds import CHILDREN, POD, SERVICE, Kind
+from leadline.operator.kube.store import Key, Store
 from leadline.operator.names import MANAGED_SELECTOR
-from leadline.operator.store import Key, Store
 from leadline.protocol.isvc import label
 
 __all__ = ["kopf_settings", "login", "watching_registry"]

@@ -1,6 +1,6 @@
 """The containers of a pod: the engine, and the download of an hf:// model before it.
 
-Room: operator. Pure.
+Pure.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from leadline.operator.objects.containers import (
 )
 from leadline.operator.objects.context import ServiceContext, digest
 from leadline.operator.objects.requests import add_default_requests
+from leadline.operator.objects.strategic import strategic_merge
 from leadline.operator.objects.support import warmup_text
-from leadline.operator.strategic import strategic_merge
 from leadline.protocol.isvc import label
 
 __all__ = ["mistyped_container", "pod_template"]

@@ -1,7 +1,7 @@
 """CPU and memory that an engine's pod asks for where its service does not say: without requests a pod is of
 the class BestEffort, gets what others leave of the CPU and is evicted first.
 
-Room: operator. Pure. What the service says wins, resource by resource, and so does what a LimitRange of the
+Pure. What the service says wins, resource by resource, and so does what a LimitRange of the
 namespace gives containers that do not say. Requests only: a limit is the service's to set.
 """
 

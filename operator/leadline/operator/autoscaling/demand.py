@@ -1,0 +1,98 @@
+"""How many requests a service has in flight, as far as can be known.
+
+Pure: texts of /metrics in, bounds out. The gateway's replicas know it best, for their count
+includes requests that wait for a pod with room; the pods' own count stands in where no gateway knows the
+service.
+
+    every replica of the gateway answered      exactly their sum
+    some were silent                           at least the sum of the others: enough to scale up, never down
+    none answered, though there are some       unknown: hold (P23)
+    no gateway, or none that knows the service the pods' sum; a silent one has between nothing and a full load
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "Demand",
+    "GatewayView",
+    "gateway_counts",
+    "of_gateway",
+    "of_pods",
+    "parse_gateway",
+    "parse_in_flight",
+]
+
+
+@dataclass(slots=True, frozen=True)
+class Demand:
+    """Requests in flight lie between the two."""
+
+    low: float
+    high: float
+
+
+@dataclass(slots=True, frozen=True)
+class GatewayView:
+    """What one replica of the gateway says: requests in flight, by each service that it knows."""
+
+    in_flight: dict[str, float]
+    """<namespace>/<name> → requests."""
+
+
+_SAMPLE = re.compile(
+    r'leadline_gateway_(pods|in_flight_requests)\{service="([^"]*)"\} ([0-9.eE+-]+)', re.ASCII
+)
+
+
+def parse_gateway(text: str) -> GatewayView | None:
+    """A gateway's metrics; None for something else. It knows the services whose pods it counts. Raises
+    ValueError for a number that is none."""
+    known: set[str] = set()
+    counted: dict[str, float] = {}
+    for kind, service, value in _SAMPLE.findall(text):
+        if kind == "pods":
+            known.add(service)
+        else:
+            counted[service] = float(value)
+    if not known and "leadline_gateway_" not in text:
+        return None
+    return GatewayView({service: counted.get(service, 0.0) for service in known})
+
+
+def gateway_counts(views: Sequence[GatewayView | None], service: str) -> bool:
+    """Whether the gateway is the one to ask for a service. `views`: of all replicas, None where one is
+    silent. One that answers speaks for the silent ones here: they look at the same cluster."""
+    answered = [view for view in views if view is not None]
+    return bool(views) and (not answered or any(service in view.in_flight for view in answered))
+
+
+def of_gateway(views: Sequence[GatewayView | None], service: str) -> Demand | None:
+    """None if every replica is silent."""
+    answered = [view for view in views if view is not None]
+    if not answered:
+        return None
+    total = sum(view.in_flight.get(service, 0.0) for view in answered)
+    return Demand(total, total if len(answered) == len(views) else math.inf)
+
+
+def of_pods(loads: Sequence[float | None], target: int) -> Demand | None:
+    """From the ready pods; None where one is silent. `target`: requests a full pod has."""
+    known = [load for load in loads if load is not None]
+    if not known:
+        return None
+    return Demand(sum(known), sum(known) + (len(loads) - len(known)) * target)
+
+
+def parse_in_flight(text: str) -> float | None:
+    """Running and waiting requests in an engine's metrics; None if it does not tell. Raises ValueError."""
+    values = [
+        float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.startswith(("leadline_engine_running_requests", "leadline_engine_waiting_requests"))
+    ]
+    return sum(values) if values else None

@@ -1,0 +1,180 @@
+"""Carries out what the autoscaler decides, for all services with `autoscaling`.
+
+Asks the gateway's replicas how many requests are in flight, or the pods where no gateway
+knows the service (`demand.py`), and drives `/scale`. Steps aside for a service that a HorizontalPodAutoscaler
+scales, or its Deployment, for as long as there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+
+import aiohttp
+import msgspec
+
+from leadline.operator.autoscaling.autoscaler import Scaler
+from leadline.operator.autoscaling.demand import (
+    Demand,
+    GatewayView,
+    gateway_counts,
+    of_gateway,
+    of_pods,
+    parse_in_flight,
+)
+from leadline.operator.autoscaling.gateways import Gateways
+from leadline.operator.autoscaling.hpas import Hpas
+from leadline.operator.kube.api import ApiClient, ApiError
+from leadline.operator.kube.kinds import SERVICE
+from leadline.operator.kube.store import Key, Store
+from leadline.operator.kube.terminating_namespaces import TerminatingNamespaces
+from leadline.operator.names import child_name
+from leadline.operator.planning.diagnosis import is_ready
+from leadline.operator.planning.observed import ScalingReport, Target, active_pods, was_autoscaled
+from leadline.operator.probes.pod_probe import PodProbe
+from leadline.operator.settings import OperatorSettings
+from leadline.protocol.isvc import GROUP, KIND
+from leadline.protocol.isvc_types import Autoscaling, InferenceServiceSpec
+
+__all__ = ["ServiceScaler"]
+
+log = logging.getLogger(__name__)
+
+
+_STEPS_ASIDE = (
+    "a HorizontalPodAutoscaler targets the service or its Deployment (`kubectl get hpa`): autoscaling "
+    "resumes when it is gone"
+)
+
+
+def _decision(before: int, after: int, demand: Demand | None, limits: Autoscaling) -> str:
+    """A decision of the autoscaler in a line."""
+    scaled = f"{before} to {after} replicas"
+    if demand is None:
+        return f"{scaled}: within min {limits.min} and max {limits.max}"
+    if demand.low == demand.high:
+        known = f"{demand.low:g}"
+    else:
+        known = (
+            f"at least {demand.low:g}" if math.isinf(demand.high) else f"{demand.low:g} to {demand.high:g}"
+        )
+    return f"{scaled}: {known} requests in flight, targetConcurrency {limits.target_concurrency}"
+
+
+class ServiceScaler:
+    def __init__(
+        self,
+        api: ApiClient,
+        store: Store,
+        settings: OperatorSettings,
+        probe: PodProbe,
+        changed: Callable[[Key], None] = lambda key: None,
+        terminating: TerminatingNamespaces | None = None,
+    ) -> None:
+        """`changed(service)` is called when its report is another."""
+        self._changed = changed
+        self._terminating = terminating or TerminatingNamespaces(store)
+        self._reports: dict[Key, ScalingReport] = {}
+        self._api, self._store, self._settings, self._probe = api, store, settings, probe
+        self._gateways, self._hpas = Gateways(api, settings, probe), Hpas(api)
+        self._scalers: dict[Key, Scaler] = {}
+
+    def report(self, key: Key) -> ScalingReport | None:
+        """The latest report on the scaling of a service; None before the first look at it."""
+        return self._reports.get(key)
+
+    async def run(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(self._settings.autoscale_seconds)
+
+    async def look(self) -> None:
+        """One round over all services that are ours to scale."""
+        scaled = {key: found for key in self._store.services() if (found := self._scaled(key))}
+        if scaled:
+            autoscaled = await self._hpas.targets(self._settings.namespaces or ("",))
+            elsewhere = {key for key in scaled if self._is_elsewhere(key, autoscaled)}
+            self._reports = {key: one for key, one in self._reports.items() if key in scaled}
+            for key in scaled:
+                if autoscaled is not None or key not in self._reports:
+                    self._note(key, key not in elsewhere)
+            scaled = {key: found for key, found in scaled.items() if key not in elsewhere}
+        self._scalers = {key: self._scalers.get(key, Scaler()) for key in scaled}
+        views = await self._gateways.views() if scaled else []
+        await asyncio.gather(*(self._look(key, *found, views) for key, found in scaled.items()))
+
+    def _note(self, key: Key, active: bool) -> None:
+        """Keep whether the service is ours to scale, with the last decision where it was."""
+        before = self._reports.get(key)
+        if before is None or before.active != active:
+            self._reports[key] = ScalingReport(active, "" if active else _STEPS_ASIDE)
+            self._changed(key)
+
+    def _scaled(self, key: Key) -> tuple[Autoscaling, int] | None:
+        """Limits and present replicas of a service with `autoscaling` that this operator looks at. None while
+        `replicas` are left out: the reconciler is about to write what runs."""
+        service = self._store.service(key)
+        if service is None or service["metadata"].get("deletionTimestamp"):
+            return None
+        if not self._settings.selects(service) or self._terminating.hold(service):
+            return None
+        try:
+            spec = msgspec.convert(service.get("spec", {}), InferenceServiceSpec)
+        except msgspec.ValidationError:
+            return None
+        if spec.autoscaling is None or spec.replicas is None:
+            return None
+        return spec.autoscaling, spec.replicas
+
+    def _is_elsewhere(self, key: Key, autoscaled: frozenset[Target] | None) -> bool:
+        """Whether an autoscaler scales the service. Where the API server does not tell which there are, one
+        that has scaled it is taken to be there still."""
+        if autoscaled is None:
+            return was_autoscaled(self._store.service(key))
+        namespace, name = key
+        places = (GROUP, KIND, namespace, name), ("apps", "Deployment", namespace, child_name(name))
+        return any(Target(*place) in autoscaled for place in places)
+
+    async def _look(
+        self, key: Key, limits: Autoscaling, replicas: int, views: list[GatewayView | None]
+    ) -> None:
+        name = "/".join(key)
+        if gateway_counts(views, name):
+            demand = of_gateway(views, name)
+        else:
+            demand = of_pods(await self._loads(key), limits.target_concurrency)
+        decided = self._scalers[key].decide(
+            demand,
+            target=limits.target_concurrency,
+            minimum=limits.min,
+            maximum=limits.max,
+            current=replicas,
+            now=time.monotonic(),
+        )
+        if decided == replicas:
+            return
+        log.info("%s: %d → %d replicas; in flight: %s", name, replicas, decided, demand)
+        before = self._reports.get(key)
+        # Before the request: the watch brings the new number as soon as the server has it.
+        self._reports[key] = ScalingReport(True, _decision(replicas, decided, demand, limits))
+        try:
+            await self._api.scale(SERVICE, *key, decided)
+            self._changed(key)
+        except (ApiError, aiohttp.ClientError, TimeoutError) as error:
+            self._reports[key] = before or ScalingReport(True)
+            log.warning("%s/%s: cannot be scaled: %s", *key, str(error) or type(error).__name__)
+
+    async def _loads(self, key: Key) -> list[float | None]:
+        """Requests that each ready pod holds; None for one that does not say."""
+        ready = [pod for pod in active_pods(self._store.pods(key)) if is_ready(pod)]
+        texts = await asyncio.gather(*(self._probe.metrics(pod["status"]["podIP"]) for pod in ready))
+        loads: list[float | None] = []
+        for text in texts:
+            try:
+                loads.append(None if text is None else parse_in_flight(text))
+            except ValueError:
+                loads.append(None)
+        return loads
