@@ -21,6 +21,7 @@ from leadline.engine.errors import RequestError
 from leadline.engine.messages import CoreRequest, TokenLogprobs
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.server.generation import (
+    ChunkStream,
     StreamUsage,
     UsageCounter,
     answered,
@@ -63,7 +64,7 @@ async def _prepare(body: CompletionRequest, engine: AsyncEngine) -> _Answer:
     check_sequences(len(prompts), sampling.n, engine.config, many=many)
     if body.resume_token_ids and len(prompts) > 1:
         raise RequestError("resume_token_ids goes with a single prompt", param="resume_token_ids")
-    answer_id = new_id("cmpl")
+    answer_id = new_id("cmpl-")
     requests: list[CoreRequest] = []
     for index, prompt in enumerate(prompts):
         if requests:
@@ -101,7 +102,7 @@ class _Choice:
         return sum(entry.logprob for entry in self.entries) / max(1, len(self.entries))
 
 
-class _Answer:
+class _Answer(ChunkStream):
     """One HTTP request: its engine requests, and how their deltas become an answer or chunks of one."""
 
     def __init__(

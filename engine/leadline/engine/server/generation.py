@@ -1,5 +1,5 @@
-"""What both generation endpoints do with a request: answering it whole or as events, first delta before
-headers, merging, errors, usage."""
+"""What all generation endpoints do with a request: answer it whole or as events, wait for the first delta
+before the headers, merge streams, report errors, count usage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
@@ -29,10 +29,11 @@ from leadline.engine.server.http import (
 from leadline.engine.server.metrics import RequestTimer, outcome_of
 from leadline.engine.server.outlet import Outlet
 from leadline.engine.server.state import ServerState
-from leadline.protocol.openai.common import GenerationRequest, PromptTokensDetails, StreamOptions, Usage
+from leadline.protocol.openai.common import PromptTokensDetails, StreamOptions, Usage
 
 __all__ = [
     "Answer",
+    "ChunkStream",
     "StreamUsage",
     "UsageCounter",
     "answered",
@@ -47,7 +48,16 @@ __all__ = [
 logger = logging.getLogger("leadline.engine.server")
 
 
-BodyT = TypeVar("BodyT", bound=GenerationRequest)
+class GenerationBody(Protocol):
+    """What a request body must have to be answered by `answered`."""
+
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def stream(self) -> bool | None: ...
+
+
+BodyT = TypeVar("BodyT", bound=GenerationBody)
 
 
 class Answer(Protocol):
@@ -59,7 +69,23 @@ class Answer(Protocol):
 
     async def whole(self, timer: RequestTimer) -> Any: ...
     def events(self, timer: RequestTimer, outlet: Outlet) -> AsyncGenerator[bytes, None]:
-        """Those that are not written to `outlet` on the spot."""
+        """Yield the events of a stream that are not written to `outlet` on the spot."""
+
+    def ending(self) -> bytes:
+        """Return what follows the last event."""
+
+    def failing(self, error: ApiError) -> bytes:
+        """Return the event that ends a stream that cannot go on."""
+
+
+class ChunkStream:
+    """How a stream of chunks ends, for the two older endpoints."""
+
+    def ending(self) -> bytes:
+        return sse(b"[DONE]")
+
+    def failing(self, error: ApiError) -> bytes:
+        return sse(error.body())
 
 
 async def answered(
@@ -86,14 +112,14 @@ async def answered(
             raise error
     if body.stream:
         outlet = Outlet()
-        events = guarded(request, answer.events(timer, outlet), timer)
+        events = guarded(request, answer, outlet, timer)
         return await _streamed(events, outlet, answer.headers)
     with timer:
         return JSONBytes(await answer.whole(timer), headers=answer.headers)
 
 
 def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"
+    return f"{prefix}{uuid.uuid4().hex}"
 
 
 def created_now() -> int:
@@ -192,25 +218,27 @@ async def merge(
 
 
 async def guarded(
-    request: Request, events: AsyncIterator[bytes], timer: RequestTimer
+    request: Request, answer: Answer, outlet: Outlet, timer: RequestTimer
 ) -> AsyncGenerator[bytes, None]:
-    """Observe the request once, and turn an error after the first event into an event of its own: the
-    status line is long gone by then. An error before it is raised, to become an HTTP status."""
+    """Yield the answer's events. Observe the request once, and turn an error after the first event into an
+    event of its own: the status line is long gone by then. An error before it is raised, to become an HTTP
+    status."""
     with timer:
         started = False
         try:
-            async for event in events:
+            async for event in answer.events(timer, outlet):
                 yield event
                 started = True
-            yield sse(b"[DONE]")
+            if ending := answer.ending():
+                yield ending
         except Exception as error:
             if not started:
                 raise
-            answer = api_error(error)
-            if answer.status >= 500 and not isinstance(error, RequestError):
-                log_failure(request, error, answer)
+            failure = api_error(error)
+            if failure.status >= 500 and not isinstance(error, RequestError):
+                log_failure(request, error, failure)
             timer.finish(outcome_of(error))
-            yield sse(answer.body())
+            yield answer.failing(failure)
 
 
 async def _streamed(events: AsyncGenerator[bytes, None], outlet: Outlet, headers: dict[str, str]) -> Response:

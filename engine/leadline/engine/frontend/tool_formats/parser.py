@@ -19,7 +19,7 @@ results add up to the same, as long as a format reads by the methods here alone.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -77,6 +77,8 @@ class CallParser:
     def __init__(self) -> None:
         self.ended = False
         """No more text will come."""
+        self.new_call_id: Callable[[int], str] = _random_id
+        """Makes the id of a call from its number in the output."""
         self._text = ""
         self._at = 0
         """Where reading goes on in `_text`."""
@@ -123,7 +125,7 @@ class CallParser:
         """A call begins; what was held until here is its markup."""
         self._mark = None
         self._after_call = True
-        call_id = call_id or "call_" + secrets.token_hex(12)
+        call_id = call_id or self.new_call_id(self._num_calls)
         self._out.calls.append(CallDelta(self._num_calls, call_id, name))
         self._num_calls += 1
 
@@ -261,6 +263,10 @@ class CallParser:
         if content:
             self._out.content += content
             self._after_call, self._any_content = False, True
+
+
+def _random_id(number: int) -> str:
+    return "call_" + secrets.token_hex(12)
 
 
 def parse_whole(parser: CallParser, text: str) -> tuple[str, list[ToolCall]]:
