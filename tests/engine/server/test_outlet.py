@@ -27,7 +27,7 @@ from leadline.engine.server.http import sse
 from leadline.engine.server.listening import http_server
 from leadline.engine.server.metrics import Metrics
 from leadline.engine.server.outlet import EventTemplate, Outlet
-from leadline.protocol.openai.responses import ChatChunkChoice, ChatCompletionChunk, ChatDelta
+from leadline.protocol.openai.answers import ChatChunkChoice, ChatCompletionChunk, ChatDelta
 
 COUNT = 50
 TOKENS = 400

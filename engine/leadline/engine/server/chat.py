@@ -26,8 +26,7 @@ from leadline.engine.server.metrics import RequestTimer
 from leadline.engine.server.outlet import EventTemplate, Outlet
 from leadline.engine.server.state import ServerState
 from leadline.engine.server.turn import ChatTurn, Piece, TurnChoice, prepare_turn
-from leadline.protocol.openai.chat import ChatCompletionRequest, FunctionCall, ToolCall
-from leadline.protocol.openai.responses import (
+from leadline.protocol.openai.answers import (
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -38,6 +37,7 @@ from leadline.protocol.openai.responses import (
     FunctionCallDelta,
     ToolCallDelta,
 )
+from leadline.protocol.openai.chat import ChatCompletionRequest, FunctionCall, ToolCall
 
 __all__ = ["create"]
 

@@ -43,8 +43,8 @@ from leadline.engine.server.params import (
 )
 from leadline.engine.server.prompts import prompts_of
 from leadline.engine.server.state import ServerState
+from leadline.protocol.openai.answers import Completion, CompletionChoice, CompletionLogprobs
 from leadline.protocol.openai.completion import CompletionRequest
-from leadline.protocol.openai.responses import Completion, CompletionChoice, CompletionLogprobs
 
 __all__ = ["create"]
 

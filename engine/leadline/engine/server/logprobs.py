@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from leadline.engine.messages import TokenLogprobs
-from leadline.protocol.openai.responses import (
+from leadline.protocol.openai.answers import (
     LOGPROB_FLOOR,
     ChatLogprobs,
     ChatTokenLogprob,

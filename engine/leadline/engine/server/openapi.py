@@ -10,14 +10,14 @@ import msgspec
 
 from leadline.engine.server.service import leadline_version
 from leadline.protocol.errors import ErrorResponse
-from leadline.protocol.openai.chat import ChatCompletionRequest
-from leadline.protocol.openai.completion import CompletionRequest
-from leadline.protocol.openai.profile import ProfileRequest, ProfileResponse
-from leadline.protocol.openai.responses import (
+from leadline.protocol.openai.answers import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
 )
+from leadline.protocol.openai.chat import ChatCompletionRequest
+from leadline.protocol.openai.completion import CompletionRequest
+from leadline.protocol.openai.profile import ProfileRequest, ProfileResponse
 from leadline.protocol.openai.service import (
     DetokenizeRequest,
     DetokenizeResponse,

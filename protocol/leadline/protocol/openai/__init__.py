@@ -4,16 +4,16 @@ body        decode_body: bytes to a request, with errors that name the field
 common      what both kinds of completion share
 chat        chat completion requests and messages
 completion  text completion requests
-responses   answers and chunks of both
+answers     answers and chunks of both
 service     models, tokenize, detokenize, version, administration
 
 The server's OpenAPI document is made from these types, so the ranges written here are the ranges that hold.
 """
 
+from leadline.protocol.openai.answers import ChatCompletion, ChatCompletionChunk, Completion
 from leadline.protocol.openai.body import InvalidBody, decode_body, encode_body
 from leadline.protocol.openai.chat import ChatCompletionRequest
 from leadline.protocol.openai.completion import CompletionRequest
-from leadline.protocol.openai.responses import ChatCompletion, ChatCompletionChunk, Completion
 
 __all__ = [
     "ChatCompletion",
