@@ -28,11 +28,12 @@ from leadline.gateway.metrics import GatewayMetrics
 from leadline.gateway.metrics_port import scrape
 from leadline.gateway.proxy.access_log import AccessLog
 from leadline.gateway.proxy.attempts import Dispatcher
+from leadline.gateway.proxy.dialects import DIALECTS
 from leadline.gateway.proxy.gate import KeyGate
-from leadline.gateway.proxy.handler import PATHS, ProxyHandler
+from leadline.gateway.proxy.handler import ProxyHandler
 from leadline.gateway.proxy.settings import ProxySettings
 from leadline.gateway.proxy.tracing import start_tracing
-from leadline.protocol.errors import RequestError, encode_error
+from leadline.protocol.errors import RequestError, error_body
 from leadline.protocol.http.answers import answer_to
 from leadline.protocol.http.asgi import Receive, Scope, Send, serve_asgi
 from leadline.protocol.http.deadlines import Deadlines
@@ -117,14 +118,14 @@ class Gateway:
 
     def respond(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         """What answers a request that came by ServerProtocol."""
-        if exchange.method == b"POST" and exchange.path in PATHS:
+        if exchange.method == b"POST" and exchange.path in DIALECTS:
             if self._proxy is not None:
                 return self._proxy(exchange)
             return serve_asgi(_not_started, exchange, self.settings.max_body_bytes)
         return serve_asgi(self._rest, exchange, self.settings.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] in PATHS and scope["method"] == "POST":
+        if scope["type"] == "http" and scope["path"] in DIALECTS and scope["method"] == "POST":
             await _error(WrongServer())(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
@@ -237,20 +238,21 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def router_error(request: Request, error: HTTPException) -> Response:
-        if error.status_code == 404 and request.url.path in PATHS:
+        if error.status_code == 404 and request.url.path in DIALECTS:
             error = HTTPException(405, headers={"Allow": "POST"})  # whose POST never comes here
         path = request.url.path
         if error.status_code == 404:
-            body = encode_error(no_such_path(path, _SERVED), type="not_found_error")
+            kind, message = "not_found_error", no_such_path(path, _SERVED)
         else:
             what = {405: f"{request.method} is not a method of this path"}
-            body = encode_error(f"{what.get(error.status_code, error.detail)}: {path}")
-        return Response(body, error.status_code, dict(error.headers or {}), "application/json")
+            kind, message = "invalid_request_error", f"{what.get(error.status_code, error.detail)}: {path}"
+        status, body = error_body(path, error.status_code, message, type=kind)
+        return Response(body, status, dict(error.headers or {}), "application/json")
 
     return app
 
 
-_SERVED = [*PATHS, "/v1/models", "/health", "/ready", "/metrics", "/version"]
+_SERVED = [*DIALECTS, "/v1/models", "/health", "/ready", "/metrics", "/version"]
 
 
 def _json(body: bytes) -> Response:

@@ -1,4 +1,4 @@
-"""Errors that more than one room raises, and the OpenAI error object in which servers report them.
+"""Errors that several packages raise, and the error objects in which servers report them.
 
 `RequestError` is the caller's mistake: it carries the HTTP status and the OpenAI fields, and its message says
 what to change. `EngineError` is ours, the model's or the machine's.
@@ -18,6 +18,7 @@ __all__ = [
     "RequestError",
     "UnsupportedModel",
     "encode_error",
+    "error_body",
 ]
 
 
@@ -88,3 +89,16 @@ def encode_error(
 ) -> bytes:
     """The JSON text of an ErrorResponse."""
     return _encode(ErrorResponse(error=ErrorObject(message=message, type=type, param=param, code=code)))
+
+
+def error_body(
+    path: str,
+    status: int,
+    message: str,
+    *,
+    type: str = "invalid_request_error",
+    param: str | None = None,
+    code: str | int | None = None,
+) -> tuple[int, bytes]:
+    """Return the status and the body of an error on `path`, in the shape of that path's API."""
+    return status, encode_error(message, type=type, param=param, code=code)

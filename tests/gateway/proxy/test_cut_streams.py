@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from leadline.gateway.proxy.body import Incoming, read_incoming
 from leadline.gateway.proxy.migration import MovableStream
+from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Say something."}]}
 CHAT: dict[str, Any] = {**ASK, "max_tokens": 8, "ignore_eos": True}
@@ -142,7 +143,9 @@ class Recorder:
         chat = "messages" in body
         self.path = "/v1/chat/completions" if chat else "/v1/completions"
         self.body = {"model": "m", "stream": True, "seed": 5, **body}
-        self.incoming: Incoming = read_incoming(json.dumps(self.body).encode(), chat)
+        self.incoming: Incoming = read_incoming(
+            json.dumps(self.body).encode(), ChatCompletionRequest if chat else CompletionRequest
+        )
         self.answers: dict[tuple[int, ...], bytes] = {}
 
     async def choose_stop(self, client: httpx.AsyncClient) -> None:
@@ -157,7 +160,7 @@ class Recorder:
         texts = [part["delta"]["content"] if "delta" in part else part["text"] for part in parts]
         at = next(n for n in range(2, len(texts)) if len(texts[n]) > 2 and texts[n] not in "".join(texts[:n]))
         self.body[key] = {STRING: texts[at], INSIDE: texts[at][1:-1], TOKEN: parts[at]["token_ids"]}[how]
-        self.incoming = read_incoming(json.dumps(self.body).encode(), self.incoming.chat)
+        self.incoming = read_incoming(json.dumps(self.body).encode(), self.incoming.kind)
 
     async def ask(self, client: httpx.AsyncClient, **more: object) -> bytes:
         got = await client.post(self.path, json={**self.body, **more})

@@ -21,6 +21,7 @@ from leadline.gateway.tokens.service import TokenService
 from leadline.protocol.chain import chain, short
 from leadline.protocol.events import EventBatch
 from leadline.protocol.load import LoadReport
+from leadline.protocol.openai import ChatCompletionRequest
 from leadline.protocol.text.chat import ChatRenderer
 from leadline.protocol.text.tokenizer import Tokenizer
 from real_tokenizers import smollm_folder, tokenizer
@@ -59,7 +60,7 @@ def hear(pod: Pod, revision: str, block_size: int = 16, **report: Any) -> None:
 
 def asks(text: str, **fields: Any) -> Incoming:
     body = {"model": "m", "messages": [{"role": "user", "content": text}], **fields}
-    return read_incoming(json.dumps(body).encode(), True)
+    return read_incoming(json.dumps(body).encode(), ChatCompletionRequest)
 
 
 def held_by(service: Service, pod: Pod, incoming: Incoming, ids: list[int], blocks: int) -> None:

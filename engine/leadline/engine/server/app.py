@@ -80,9 +80,8 @@ def create_app(engine: AsyncEngine | None, settings: ServerSettings) -> FastAPI:
             what = {405: f"{request.method} is not a method of this path"}
             message = f"{what.get(error.status_code, error.detail)}: {path}"
         kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-        return error_response(
-            ApiError(error.status_code, message, type=kind, headers=dict(error.headers or {}))
-        )
+        failure = ApiError(error.status_code, message, type=kind, headers=dict(error.headers or {}))
+        return error_response(failure, path)
 
     return app
 
@@ -99,7 +98,7 @@ def _endpoint(handler: Handler, state: ServerState, keyed: bool) -> Callable[[Re
             answer = api_error(error)
             if answer.code == "internal_error":
                 log_failure(request, error, answer)
-            return error_response(answer)
+            return error_response(answer, request.url.path)
 
     return endpoint
 

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from leadline.engine.errors import EngineDead, RequestError, StructuredOutputFailed
 from leadline.engine.server.outlet import Outlet
-from leadline.protocol.errors import SHOULD_RETRY, encode_error
+from leadline.protocol.errors import SHOULD_RETRY, encode_error, error_body
 from leadline.protocol.http.exchange import ClientGone, too_large
 from leadline.protocol.openai import InvalidBody, decode_body
 
@@ -38,7 +38,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ApiError(Exception):
-    """An answer that is an error, in the OpenAI shape."""
+    """An answer that is an error."""
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class ApiError(Exception):
         self.headers = headers or {}
 
     def body(self) -> bytes:
+        """Return the error in OpenAI's shape."""
         return encode_error(self.message, type=self.type, param=self.param, code=self.code)
 
 
@@ -94,8 +95,12 @@ def api_error(error: BaseException) -> ApiError:
     )
 
 
-def error_response(error: ApiError) -> Response:
-    return Response(error.body(), error.status, error.headers, media_type="application/json")
+def error_response(error: ApiError, path: str) -> Response:
+    """Return the answer to a request of `path`, in the shape of that path's API."""
+    status, body = error_body(
+        path, error.status, error.message, type=error.type, param=error.param, code=error.code
+    )
+    return Response(body, status, error.headers, media_type="application/json")
 
 
 async def read_body(request: Request, kind: type[T], limit: int) -> T:

@@ -43,7 +43,8 @@ class Peek(msgspec.Struct, kw_only=True):
 class Incoming(msgspec.Struct, kw_only=True):
     """A request as it came, and what is known of it."""
 
-    chat: bool
+    kind: type[Any]
+    """The type of the body, by its path."""
     body: bytes
     fields: Any
     """ChatCompletionRequest, CompletionRequest or Peek."""
@@ -51,6 +52,11 @@ class Incoming(msgspec.Struct, kw_only=True):
     """`fields`, where it has all that becomes prompt."""
     fault: InvalidBody | None = None
     """Why it is not a request of ours, though it may be one of another engine."""
+
+    @property
+    def chat(self) -> bool:
+        """Whether the pods answer with chunks of a chat."""
+        return self.kind is ChatCompletionRequest
 
     @property
     def stream(self) -> bool:
@@ -79,21 +85,21 @@ class Incoming(msgspec.Struct, kw_only=True):
         return self.stream and self.full is not None and self.choices == 1
 
 
-def read_incoming(body: bytes, chat: bool) -> Incoming:
-    """Raises RequestError 400 for what is no JSON object or has wrong types where the gateway must look."""
-    kind: type[ChatCompletionRequest] | type[CompletionRequest] = (
-        ChatCompletionRequest if chat else CompletionRequest
-    )
+def read_incoming(body: bytes, kind: type[Any]) -> Incoming:
+    """Read a request of the type `kind`, which is a PromptRequest or has a method `chat` that makes it one.
+    Raises RequestError 400 for what is no JSON object or has wrong types where the gateway must look."""
     try:
         request = decode_body(body, kind)
-        return Incoming(chat=chat, body=body, fields=request, full=request)
+        if not isinstance(request, PromptRequest):
+            request = request.chat()
+        return Incoming(kind=kind, body=body, fields=request, full=request)
     except InvalidBody as error:
         fault = error
     try:
         peek = decode_body(body, Peek)
     except InvalidBody:
         raise invalid(fault) from None
-    return Incoming(chat=chat, body=body, fields=peek, full=None, fault=fault)
+    return Incoming(kind=kind, body=body, fields=peek, full=None, fault=fault)
 
 
 def invalid(fault: InvalidBody) -> RequestError:

@@ -7,6 +7,7 @@ import msgspec
 from leadline.gateway.metrics import ServiceMetrics
 from leadline.gateway.policies.base import Decision
 from leadline.gateway.proxy.body import Incoming
+from leadline.gateway.proxy.dialects import Dialect
 from leadline.gateway.proxy.routing import RoutedPrompt
 from leadline.gateway.services import Service
 from leadline.protocol.openai.common import Usage
@@ -18,6 +19,7 @@ Headers = list[tuple[bytes, bytes]]
 
 class Call(msgspec.Struct, eq=False, kw_only=True):
     path: bytes
+    dialect: Dialect
     headers: Headers
     client: str | None
     incoming: Incoming
@@ -34,6 +36,8 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     """The key is of class batch, and the body does not say so."""
     seed: int | None = None
     """Given to streams that may move, where the client gave none."""
+    identity: dict[str, object] = msgspec.field(default_factory=dict)
+    """Further fields for streams that may move: id and time of the answer, where its API needs them."""
     extra_headers: Headers = msgspec.field(default_factory=list)
     """For the answer: X-Request-ID, X-RateLimit-*."""
 

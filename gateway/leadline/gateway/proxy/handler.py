@@ -1,4 +1,4 @@
-"""The hot path: `POST /v1/chat/completions` and `/v1/completions`, from an Exchange to its answer.
+"""The hot path: requests of the generation APIs (DIALECTS), from an Exchange to its answer.
 
     key ▶ body (413, 400) ▶ service (404) ▶ prompt ▶ limits (429) ▶ door (429, 503, 504) ▶ attempts ▶ relay
 
@@ -22,8 +22,8 @@ from leadline.gateway.metrics import GatewayMetrics
 from leadline.gateway.principal import Principal
 from leadline.gateway.proxy.access_log import AccessLog
 from leadline.gateway.proxy.attempts import Dispatcher
-from leadline.gateway.proxy.body import read_incoming
 from leadline.gateway.proxy.call import Call
+from leadline.gateway.proxy.dialects import DIALECTS
 from leadline.gateway.proxy.gate import KeyGate
 from leadline.gateway.proxy.headers import header
 from leadline.gateway.proxy.relay import relay
@@ -37,18 +37,15 @@ from leadline.protocol.http.exchange import ClientGone, Exchange
 from leadline.protocol.http.head import authorization_of
 from leadline.protocol.http.request_id import NAME, request_id
 
-__all__ = ["PATHS", "ProxyHandler"]
+__all__ = ["ProxyHandler"]
 
 logger = logging.getLogger("leadline.gateway")
-
-PATHS = {"/v1/chat/completions": True, "/v1/completions": False}
-"""Path → whether it is a chat."""
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class ProxyHandler:
-    """One an event loop. Called with an exchange for one of `PATHS`."""
+    """One an event loop. Called with an exchange for a path of DIALECTS."""
 
     def __init__(
         self,
@@ -81,7 +78,7 @@ class ProxyHandler:
         except RequestError as error:
             books.status = error.status
             if not exchange.started:
-                _error_answer(error, exchange, books.extra_headers)
+                _error_answer(error, exchange, books)
         except ClientGone:
             books.status = 499
         except asyncio.CancelledError:
@@ -90,13 +87,13 @@ class ProxyHandler:
             if not exchange.gone:  # the server stops, and its patience has ended
                 books.status = 0 if delivered else 503
                 if not exchange.started:
-                    _error_answer(shutting_down(), exchange, books.extra_headers)
+                    _error_answer(shutting_down(), exchange, books)
                 raise
         except Exception:
             logger.exception("a request failed unexpectedly")
             books.status = 500
             if not exchange.started:
-                _error_answer(InternalError(), exchange, books.extra_headers)
+                _error_answer(InternalError(), exchange, books)
         finally:
             if not exchange.finished:
                 exchange.drop()
@@ -104,7 +101,7 @@ class ProxyHandler:
             self._close(exchange, books)
 
     async def _serve(self, exchange: Exchange, books: "_Books") -> None:
-        gate, path = self._gate, exchange.path
+        gate, dialect = self._gate, DIALECTS[exchange.path]
         authorization = authorization_of(exchange.headers, self._settings.max_body_bytes)
         explain = header(exchange.headers, b"x-leadline-explain") not in (None, b"", b"0", b"false")
         if gate.checks_slowly:
@@ -115,7 +112,7 @@ class ProxyHandler:
         body = await exchange.body(self._settings.max_body_bytes)
 
         began = time.monotonic()
-        incoming = read_incoming(body, PATHS[path])
+        incoming = dialect.read(body)
         fields = incoming.fields
         service = self._table.resolve(fields.model, self._rng)
         gate.check_model(principal, fields.model, service)
@@ -125,6 +122,7 @@ class ProxyHandler:
         asking = _Asking(principal, fields.priority_class)
         call = books.call = Call(
             path=exchange.target,
+            dialect=dialect,
             headers=books.headers,
             extra_headers=books.extra_headers,
             client=exchange.client,
@@ -137,6 +135,7 @@ class ProxyHandler:
             deadline=deadline,
             batch=asking.priority_class == "batch" != fields.priority_class,
             seed=self._rng.getrandbits(63) if incoming.resumable else None,
+            identity=dialect.identity() if incoming.resumable else {},
         )
         metrics.began()
         spent = time.monotonic() - began
@@ -222,7 +221,7 @@ class _Asking:
         self.priority_class = "batch" if asked == "batch" else principal.priority_class
 
 
-def _error_answer(error: RequestError, exchange: Exchange, extra: Headers) -> None:
-    """An OpenAI-shaped answer."""
-    status, headers, body = answer_to(error)
-    exchange.answer(status, headers + extra, body)
+def _error_answer(error: RequestError, exchange: Exchange, books: _Books) -> None:
+    """Answer with an error in the shape of the path's API."""
+    books.status, headers, body = answer_to(error, exchange.path)
+    exchange.answer(books.status, headers + books.extra_headers, body)

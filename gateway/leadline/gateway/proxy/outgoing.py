@@ -47,6 +47,7 @@ def _fields(call: Call, pod: Pod, movable: bool) -> dict[str, object]:
             fields["return_token_ids"] = True
         if request.seed is None:
             fields["seed"] = call.seed
+        fields |= call.identity
     if call.batch:
         fields["priority_class"] = "batch"
     if call.patience is not None:

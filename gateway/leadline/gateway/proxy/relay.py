@@ -1,16 +1,13 @@
 """From a pod's answer to the client: whole answers, streams, and streams that move to another pod.
 
-Room: gateway/proxy. Nothing is held back: each piece goes out as it comes (P25). The status line goes out
+Nothing is held back: each piece goes out as it comes (P25). The status line goes out
 with the first piece; from then on the pod can only be replaced by one that continues (migration.py).
 """
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable
-
-import msgspec
 
 from leadline.gateway.errors import DeadlinePassed, NoPods
 from leadline.gateway.explain import explanation
@@ -18,13 +15,12 @@ from leadline.gateway.pods import Pod
 from leadline.gateway.proxy.attempt import Attempt
 from leadline.gateway.proxy.attempts import ELSEWHERE, BadGateway, Dispatcher, GatewayTimeout
 from leadline.gateway.proxy.call import Call
-from leadline.gateway.proxy.events import DONE, EventSplitter, event
+from leadline.gateway.proxy.dialects import Movable
+from leadline.gateway.proxy.events import EventSplitter
 from leadline.gateway.proxy.headers import header, response_headers
-from leadline.gateway.proxy.migration import MovableStream
 from leadline.gateway.proxy.upstream import Connection, UpstreamError, UpstreamLost
-from leadline.protocol.errors import encode_error
+from leadline.protocol.http.answers import answer_to
 from leadline.protocol.http.exchange import Exchange
-from leadline.protocol.openai.common import Usage
 
 __all__ = ["relay"]
 
@@ -34,15 +30,6 @@ _TAIL = 4096
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 0.5
 """Seconds between two looks for a pod that goes on with a stream: all streams of a lost pod look at once, and
 the other pods may be full."""
-_USAGE = re.compile(rb'"usage":\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
-
-
-class _Answer(msgspec.Struct):
-    usage: Usage | None = None
-
-
-_answers = msgspec.json.Decoder(_Answer)
-_usages = msgspec.json.Decoder(Usage)
 
 
 async def relay(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Exchange) -> None:
@@ -67,7 +54,7 @@ def _at_once(call: Call, attempt: Attempt, client: Exchange) -> None:
     attempt.close()
     call.status = status
     if status == 200 and header(headers, b"content-encoding") is None:
-        call.usage = _usage_of(body)
+        call.usage = call.dialect.usage_of(body)
     client.answer(status, _decorated(call, response_headers(headers, keep_length=False)), body)
 
 
@@ -96,7 +83,7 @@ async def _stream(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: 
     connection = attempt.connection
     assert connection is not None
     _start_stream(call, attempt, client)
-    data, tail, splitter = attempt.body, b"", EventSplitter()
+    data, tail, splitter, dialect = attempt.body, b"", EventSplitter(), call.dialect
     plain = header(attempt.headers, b"content-encoding") is None
     try:
         while data:
@@ -110,22 +97,22 @@ async def _stream(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: 
                 tail = (tail + data)[-_TAIL:]
             data = await _next_piece(dispatcher, connection, attempt.pod)
     except UpstreamError as error:
-        if not tail.endswith(event(DONE)):
+        if not dialect.is_whole(tail):
             attempt.failed()
             await _break_off(call, client, f"the pod was lost in mid-stream: {error}")
             return
     except asyncio.CancelledError:
-        if tail.endswith(event(DONE)):
-            call.delivered, call.usage = True, _usage_in(tail)
+        if dialect.is_whole(tail):
+            call.delivered, call.usage = True, dialect.usage_in(tail)
         raise
-    call.usage = _usage_in(tail)
+    call.usage = dialect.usage_in(tail)
     attempt.close()
     await client.write(splitter.rest, more=False)
 
 
 async def _movable(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Exchange) -> Attempt:
     """A stream that goes on elsewhere when its pod dies. Returns the last attempt."""
-    stream = MovableStream(call.incoming)
+    stream = call.dialect.moving(call.incoming)
     while True:
         problem = await _pump(dispatcher, call, attempt, stream, client)
         if problem is not None:
@@ -152,7 +139,7 @@ async def _movable(dispatcher: Dispatcher, call: Call, attempt: Attempt, client:
 
 
 async def _pump(
-    dispatcher: Dispatcher, call: Call, attempt: Attempt, stream: MovableStream, client: Exchange
+    dispatcher: Dispatcher, call: Call, attempt: Attempt, stream: Movable, client: Exchange
 ) -> UpstreamError | None:
     """Send on what the pod says. None: the stream has come to its end; else how the pod was lost before."""
     connection, data, pod = attempt.connection, attempt.body, attempt.pod
@@ -164,7 +151,7 @@ async def _pump(
         others = dispatcher.admission.with_room(call.service, time.monotonic())
         return any(other is not pod for other in others)
 
-    problem: UpstreamError = UpstreamLost("the stream ended before its [DONE]")
+    problem: UpstreamError = UpstreamLost("the stream ended too early")
     try:
         while data:
             out = stream.push(data)
@@ -186,7 +173,7 @@ async def _pump(
     return None if stream.done else problem
 
 
-async def _move(dispatcher: Dispatcher, call: Call, lost: Attempt, stream: MovableStream) -> Attempt | None:
+async def _move(dispatcher: Dispatcher, call: Call, lost: Attempt, stream: Movable) -> Attempt | None:
     """The attempt that goes on, or None."""
     settings = dispatcher.settings
     if call.migrations >= settings.max_migrations or not stream.movable:
@@ -250,11 +237,13 @@ async def _break_off(call: Call, client: Exchange, message: str) -> None:
     """End a stream that cannot be saved in a way that clients notice: an error event and no [DONE]."""
     logger.error("%s (%s)", message, call.service.name)
     call.status = 502
-    error = encode_error("the pod was lost in mid-stream", type="server_error", code="upstream_lost")
+    error = BadGateway("the pod was lost in mid-stream", code="upstream_lost")
     if not client.started:
-        client.answer(502, [(b"content-type", b"application/json"), *call.extra_headers], error)
+        call.status, headers, body = answer_to(error, client.path)
+        client.answer(call.status, headers + call.extra_headers, body)
         return
-    await client.write(event(error), more=False)
+    last = call.dialect.failing(error.message, error.type, "upstream_lost")
+    await client.write(last, more=False)
 
 
 def _decorated(call: Call, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -268,19 +257,3 @@ def _decorated(call: Call, headers: list[tuple[bytes, bytes]]) -> list[tuple[byt
             headers.append((b"x-leadline-explain", value))
     headers += call.extra_headers
     return headers
-
-
-def _usage_in(tail: bytes) -> Usage | None:
-    """The last usage in the end of a stream."""
-    found = _USAGE.findall(tail)
-    try:
-        return _usages.decode(found[-1]) if found else None
-    except msgspec.DecodeError:
-        return None
-
-
-def _usage_of(body: bytes) -> Usage | None:
-    try:
-        return _answers.decode(body).usage
-    except msgspec.DecodeError:
-        return None

@@ -44,7 +44,7 @@ class Tracing:
             if name in (b"traceparent", b"tracestate")
         }
         span = self._tracer.start_span(
-            "chat" if call.incoming.chat else "text_completion",
+            call.dialect.operation,
             context=self._propagator.extract(carried),
             kind=self._kind,
             attributes={

@@ -1,6 +1,6 @@
-"""Errors as HTTP answers in OpenAI's shape, and the errors that a server itself gives."""
+"""Errors as HTTP answers in the shape of each API, and the errors that a server itself gives."""
 
-from leadline.protocol.errors import RequestError, encode_error
+from leadline.protocol.errors import RequestError, error_body
 
 __all__ = ["InternalError", "ShuttingDown", "answer_to"]
 
@@ -28,14 +28,16 @@ class ShuttingDown(RequestError):
         super().__init__("the server is shutting down", code="draining")
 
 
-def answer_to(error: RequestError) -> tuple[int, Headers, bytes]:
-    """Return status, headers and body for `error`. `retry_after` (seconds) and `headers` of the error, where
-    it has them, become headers of the answer."""
+def answer_to(error: RequestError, path: str = "") -> tuple[int, Headers, bytes]:
+    """Return status, headers and body for `error` on `path`, in the shape of that path's API. `retry_after`
+    (seconds) and `headers` of the error, where it has them, become headers of the answer."""
     headers = [(b"content-type", b"application/json")]
     retry_after: float | None = getattr(error, "retry_after", None)
     if retry_after is not None:
         headers.append((b"retry-after", b"%d" % max(1, round(retry_after))))
     more: dict[str, str] = getattr(error, "headers", {})
     headers += [(name.lower().encode(), value.encode()) for name, value in more.items()]
-    body = encode_error(error.message, type=error.type, param=error.param, code=error.code)
-    return error.status, headers, body
+    status, body = error_body(
+        path, error.status, error.message, type=error.type, param=error.param, code=error.code
+    )
+    return status, headers, body

@@ -1,0 +1,135 @@
+"""The generation APIs that the gateway proxies: how each is read, moved to another pod, and ended.
+
+A new API is a row in DIALECTS.
+"""
+
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from leadline.gateway.proxy.body import Incoming, read_incoming
+from leadline.gateway.proxy.events import DONE, event
+from leadline.gateway.proxy.migration import MovableStream
+from leadline.protocol.errors import encode_error
+from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest
+from leadline.protocol.openai.common import Usage
+
+__all__ = ["DIALECTS", "Dialect", "Movable", "answer_identity"]
+
+_USAGE = re.compile(rb'"usage":\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+
+
+class Movable(Protocol):
+    """One streamed answer, written by one pod after the other."""
+
+    @property
+    def sent_tokens(self) -> int:
+        """Output tokens that the client has."""
+
+    @property
+    def movable(self) -> bool:
+        """Whether another pod can go on."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the client has the whole answer."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why the pod's engine is gone, in the pod's words."""
+
+    @property
+    def usage_so_far(self) -> Usage | None: ...
+
+    def push(self, data: bytes) -> bytes:
+        """Take bytes of the pod; return those for the client."""
+
+    def resume(self) -> dict[str, object]:
+        """Return the fields of the body for the next pod, whose answer is expected from now on."""
+
+    def closing(self) -> bytes | None:
+        """Return what ends the stream without another pod; None where more is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One API.
+
+    Attributes:
+        operation: name of the operation in traces (OpenTelemetry's gen_ai conventions).
+        read: a body to a request. Raises RequestError 400.
+        moving: a request to the stream that can move.
+        is_whole: whether a stream that ends with these bytes is complete.
+        usage_of: the usage in a whole answer, None where there is none.
+        usage_in: the usage in the last bytes of a stream.
+        failing: (message, type, code) of an error to the event that ends a stream that cannot go on.
+        identity: makes the fields that give an answer the same id and time on every pod.
+    """
+
+    operation: str
+    read: Callable[[bytes], Incoming]
+    moving: Callable[[Incoming], Movable]
+    is_whole: Callable[[bytes], bool]
+    usage_of: Callable[[bytes], Usage | None]
+    usage_in: Callable[[bytes], Usage | None]
+    failing: Callable[[str, str, str], bytes]
+    identity: Callable[[], dict[str, object]] = dict
+
+
+def answer_identity(prefix: str) -> dict[str, object]:
+    """Return `answer_id`, which begins with `prefix`, and `answer_created` (seconds since the Unix
+    epoch)."""
+    return {"answer_id": prefix + secrets.token_hex(16), "answer_created": int(time.time())}
+
+
+class _Answer(msgspec.Struct):
+    usage: Usage | None = None
+
+
+_answers = msgspec.json.Decoder(_Answer)
+_usages = msgspec.json.Decoder(Usage)
+
+
+def _usage_of(body: bytes) -> Usage | None:
+    try:
+        return _answers.decode(body).usage
+    except msgspec.DecodeError:
+        return None
+
+
+def _usage_in(tail: bytes) -> Usage | None:
+    found = _USAGE.findall(tail)
+    try:
+        return _usages.decode(found[-1]) if found else None
+    except msgspec.DecodeError:
+        return None
+
+
+def _failing(message: str, type: str, code: str) -> bytes:
+    return event(encode_error(message, type=type, code=code))
+
+
+def _chunks(operation: str, kind: type[ChatCompletionRequest] | type[CompletionRequest]) -> Dialect:
+    """The dialect of an endpoint that streams chunks and ends them with [DONE]."""
+    return Dialect(
+        operation=operation,
+        read=partial(read_incoming, kind=kind),
+        moving=MovableStream,
+        is_whole=lambda tail: tail.endswith(event(DONE)),
+        usage_of=_usage_of,
+        usage_in=_usage_in,
+        failing=_failing,
+    )
+
+
+DIALECTS: dict[str, Dialect] = {
+    "/v1/chat/completions": _chunks("chat", ChatCompletionRequest),
+    "/v1/completions": _chunks("text_completion", CompletionRequest),
+}
+"""Path → its API."""

@@ -1,0 +1,106 @@
+"""A stream of named events over several pods, by the notes that engines write into it (stream_notes).
+
+    pod a   opening ": tokens " │ delta ": tokens 510" │ delta ✗              the client got: opening, delta
+    pod b                         resume_token_ids=[510]  opening │ delta ": tokens 2302" │ … │ ": end"
+                                                          ╰─ dropped
+
+Events are held until the note that says which tokens they stand for. So what a client has is always known in
+tokens, and the next pod goes on exactly behind it. Both pods write the same bytes for the same tokens: the
+gateway gives both the id and the time of the answer, and a seed.
+"""
+
+from leadline.gateway.proxy.events import EventSplitter
+from leadline.protocol.openai.common import PromptTokensDetails, Usage
+from leadline.protocol.stream_notes import read_note
+
+__all__ = ["MovableEvents"]
+
+
+class MovableEvents:
+    """The client's view of one streamed answer. `push` takes a pod's bytes and returns the client's."""
+
+    __slots__ = (
+        "_first_resume",
+        "_held",
+        "_opened",
+        "_opening",
+        "_sent_ids",
+        "_splitter",
+        "attempts",
+        "done",
+        "lost",
+        "usage_so_far",
+    )
+
+    def __init__(self, resume_token_ids: list[int] | None = None) -> None:
+        self._first_resume = list(resume_token_ids or ())
+        self._sent_ids: list[int] = []
+        self._held: list[bytes] = []
+        self._opened = False
+        """The client has the events that open an answer."""
+        self._opening = True
+        """The present pod's opening events have not come yet."""
+        self._splitter = EventSplitter()
+        self.attempts = 1
+        self.done = False
+        """The client has the whole answer."""
+        self.lost: str | None = None
+        """Why the pod's engine is gone, in the pod's words; nothing more comes from it."""
+        self.usage_so_far: Usage | None = None
+        """Of the whole request, once the pod has said it."""
+
+    @property
+    def sent_tokens(self) -> int:
+        return len(self._sent_ids)
+
+    @property
+    def movable(self) -> bool:
+        """Whether another pod can go on."""
+        return True
+
+    def closing(self) -> bytes | None:
+        """Return what ends the stream without another pod; None where more is missing. The end comes in one
+        piece with what is before it, so more is always missing."""
+        return None
+
+    def resume(self) -> dict[str, object]:
+        """Return the fields of the body for the next pod. The stream expects its answer from now on."""
+        self.attempts += 1
+        self.lost = None
+        self._held = []
+        self._opening = True
+        self._splitter = EventSplitter()
+        return {"resume_token_ids": [*self._first_resume, *self._sent_ids]}
+
+    def push(self, data: bytes) -> bytes:
+        """Return what the client gets now, perhaps nothing. It counts as sent even if the pod is `lost`."""
+        out: list[bytes] = []
+        for event in self._splitter.push(data):
+            note = read_note(event)
+            if note is None:
+                self._held.append(event)
+                continue
+            if note.usage is not None:
+                prompt, output, cached = note.usage
+                details = PromptTokensDetails(cached_tokens=cached)
+                self.usage_so_far = Usage(
+                    prompt_tokens=prompt,
+                    completion_tokens=output,
+                    total_tokens=prompt + output,
+                    prompt_tokens_details=details,
+                )
+                continue
+            if note.lost is not None:
+                self._held = []
+                self.lost = note.lost
+                break
+            if self._opening and self._opened:
+                self._held = []
+            self._opened, self._opening = True, False
+            out += self._held
+            self._held = []
+            self._sent_ids += note.tokens or ()
+            self.done = note.ends
+            if self.done:
+                break
+        return b"".join(out)
