@@ -9,7 +9,7 @@ from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chat
 
 from leadline.engine.server.openapi import document
-from leadline.gateway.proxy.handler import PATHS
+from leadline.gateway.proxy.dialects import DIALECTS
 from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
@@ -44,6 +44,6 @@ def test_every_field_is_served_refused_or_ignored_as_the_page_says() -> None:
 
 def test_every_path_of_an_engine_is_in_the_table() -> None:
     table = PAGE.split("\n## Paths\n")[1].split("\n## ")[0]
-    for path in {*document()["paths"], *PATHS}:
+    for path in {*document()["paths"], *DIALECTS}:
         shown = "/admin/…" if path.startswith("/admin/") else path.replace("{name}", "NAME")
         assert shown in table
