@@ -14,7 +14,7 @@ from leadline.protocol.openai import (
     decode_body,
     encode_body,
 )
-from leadline.protocol.openai import responses as r
+from leadline.protocol.openai import answers as r
 from leadline.protocol.openai.chat import FunctionCall, ToolCall
 from leadline.protocol.openai.common import PromptTokensDetails, Usage
 
