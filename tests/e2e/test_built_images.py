@@ -11,7 +11,7 @@ from real_cluster import Cluster, image
 # The first of the tests that need images: it waits for them where `.ci/run` builds them meanwhile.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
-LIMITS_MB = {"operator": 230, "gateway": 400, "engine": 1700, "valkey": 210}
+LIMITS_MB = {"operator": 230, "gateway": 400, "engine": 2200, "valkey": 210}
 """Of the CPU variants on the Debian of ../shared/cluster, which is 177 MB itself."""
 
 LOOK = """

@@ -152,3 +152,16 @@ def test_a_fresh_conversion_holds_the_weights_transformers_reads_out_of_the_gguf
     reference.pop("lm_head.weight")  # tied
     assert set(converted) == set(reference)
     assert all(torch.equal(converted[name], reference[name]) for name in reference)
+
+
+def test_an_image_that_holds_it_converted_needs_neither_the_package_nor_a_cache(
+    smollm2, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("LEADLINE_DEMO_MODEL", str(smollm2.path))
+    monkeypatch.setattr(demo, "_find_gguf", lambda: pytest.fail("the package was looked for"))
+    found = resolve_model("smollm2", progress=False, download_dir=tmp_path / "not there")
+    assert found == smollm2
+    assert not (tmp_path / "not there").exists()
+    monkeypatch.setenv("LEADLINE_DEMO_MODEL", str(tmp_path))
+    with pytest.raises(pytest.fail.Exception, match="package was looked for"):
+        resolve_model("smollm2", progress=False)

@@ -10,6 +10,9 @@ config, generation config and tokenizer, to
     <cache>/models/.smollm2-<key>.*.tmp/  being written; renamed when complete
 
 A folder under its final name is therefore always complete, whoever was killed when.
+
+The engine's image holds such a folder, converted when the image was built, and names it in
+LEADLINE_DEMO_MODEL: then nothing is converted and the package is not needed.
 """
 
 from __future__ import annotations
@@ -41,10 +44,12 @@ _MARKER = "leadline.json"
 def resolve_demo_model(
     *, download_dir: str | os.PathLike[str] | None, progress: bool, report: ReportStage = no_report
 ) -> LocalModel:
-    """The converted demo model, converting it first if this cache directory has none.
+    """The converted demo model, converting it first if neither the image nor this cache directory has it.
 
     Raises ModelNotFound if the package is missing, ConfigError if the cache directory cannot be written.
     """
+    if (folder := os.environ.get("LEADLINE_DEMO_MODEL", "")) and (Path(folder) / _MARKER).is_file():
+        return _converted(Path(folder))
     source = _find_gguf()
     cache = Path(download_dir or os.environ.get("LEADLINE_CACHE") or "~/.cache/leadline").expanduser()
     models = cache / "models"
@@ -61,8 +66,12 @@ def resolve_demo_model(
                 f"cannot write the demo model to {models} ({error}); it needs 560 MB: "
                 "set LEADLINE_CACHE (or download_dir) to a directory that can be written"
             ) from error
-    revision = json.loads((target / _MARKER).read_text())["source_sha256"][:32]
-    return LocalModel(target, "smollm2", revision)
+    return _converted(target)
+
+
+def _converted(folder: Path) -> LocalModel:
+    revision = json.loads((folder / _MARKER).read_text())["source_sha256"][:32]
+    return LocalModel(folder, "smollm2", revision)
 
 
 def _find_gguf() -> Path:
