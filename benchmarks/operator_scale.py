@@ -5,6 +5,12 @@ Needs a cluster that KUBECONFIG names, with the CRD and kwok's fake nodes (pods 
     ../shared/cluster/fake-nodes.sh DIR 50
     python benchmarks/operator_scale.py --services 200 --record
     python benchmarks/operator_scale.py --services 200 --floor      the same objects without an operator
+    python benchmarks/operator_scale.py --services 300 --replicas 1 --delete --audit-log FILE --record
+
+`--delete` deletes the namespace once the operator has reported on every service (pods may stay Pending, so it
+needs no fake nodes) and prints the seconds until it is gone, the operator's writes meanwhile, and those that
+the API server refused with 403. FILE is the API server's audit log, at level Metadata, with the writes of
+KUBECONFIG's user.
 
 The floor is what the cluster's own controllers need: kube-controller-manager asks at most 20 times a second
 for each of its controllers by default (--kube-api-qps), and a new Deployment of two pods costs the deployment
@@ -44,8 +50,12 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--quiet-seconds", type=float, default=60.0)
     parser.add_argument("--floor", action="store_true", help="apply the plan's objects; no operator")
+    parser.add_argument("--delete", action="store_true", help="delete the namespace of services")
+    parser.add_argument("--audit-log", type=Path, help="with --delete: the API server's, to count writes")
     parser.add_argument("--record", action="store_true", help="append to results.jsonl")
     args = parser.parse_args()
+    if args.delete and args.audit_log is None:
+        parser.error("--delete needs --audit-log")
     if not os.environ.get("KUBECONFIG"):
         print("set KUBECONFIG to a cluster with fake nodes; see the head of this file", file=sys.stderr)
         return 0
@@ -54,12 +64,14 @@ def main() -> int:
     try:
         found = asyncio.run(_floor(namespace, args)) if args.floor else _measure(namespace, args)
     finally:
-        _kubectl("delete", "namespace", namespace, "--wait=false")
+        _kubectl("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
     print(json.dumps(found, indent=2))
     if args.record:
         for unit, value in found.items():
             engine = "no operator" if args.floor else "operator"
-            record(f"{args.services} InferenceServices of {args.replicas}", value, unit, engine=engine)
+            deleted = ", namespace deleted" if args.delete else ""
+            workload = f"{args.services} InferenceServices of {args.replicas}{deleted}"
+            record(workload, value, unit, engine=engine)
     return 0
 
 
@@ -71,7 +83,8 @@ def _measure(namespace: str, args: argparse.Namespace) -> dict[str, float]:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "leadline.cli.main", "operator", f"--port={port}"),
-                *(f"--namespace={namespace}", f"--own-namespace={namespace}", "--operator-name=scale"),
+                *(f"--namespace={namespace}", "--own-namespace=default", "--operator-name=scale"),
+                f"--lease-name={namespace}",
             ],
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -82,6 +95,8 @@ def _measure(namespace: str, args: argparse.Namespace) -> dict[str, float]:
             began = time.monotonic()
             asyncio.run(_create(namespace, items))
             created = time.monotonic() - began
+            if args.delete:
+                return _deletion(namespace, port, args)
             ready = 'leadline_operator_services{reason="Ready"}'
             _until(lambda: _metrics(port).get(ready, 0) == args.services, 600)
             took = time.monotonic() - began
@@ -93,6 +108,7 @@ def _measure(namespace: str, args: argparse.Namespace) -> dict[str, float]:
         finally:
             process.terminate()
             process.wait(20)
+            _kubectl("delete", "lease", namespace, "-n", "default", "--ignore-not-found")
     return {
         "s to all Ready": round(took, 1),
         "s of which creating them": round(created, 1),
@@ -101,6 +117,45 @@ def _measure(namespace: str, args: argparse.Namespace) -> dict[str, float]:
         "writes a service": round(writes / args.services, 2),
         f"writes in the next {args.quiet_seconds:.0f} s": later,
     }
+
+
+def _deletion(namespace: str, port: int, args: argparse.Namespace) -> dict[str, float]:
+    """Wait until the operator has said something of every service, then delete the namespace."""
+
+    def settled() -> bool:
+        found = _metrics(port)
+        reported = sum(
+            count for name, count in found.items() if name.startswith("leadline_operator_services{")
+        )
+        return reported == args.services and found.get("leadline_operator_queue_length") == 0
+
+    _until(settled, 600)
+    _until_quiet(port)
+    before, size = _writes(port), args.audit_log.stat().st_size
+    began = time.monotonic()
+    _kubectl("delete", "namespace", namespace, "--timeout=600s")
+    took = time.monotonic() - began
+    _until_quiet(port)
+    with args.audit_log.open("rb") as log:
+        log.seek(size)
+        asked = [json.loads(line) for line in log if b'"leadline-operator"' in line]
+    ours = [one for one in asked if one.get("objectRef", {}).get("namespace") == namespace]
+    codes = [one["responseStatus"]["code"] for one in ours if one["verb"] not in ("get", "list", "watch")]
+    assert len(codes) == _writes(port) - before, "the audit log lacks writes of the user of KUBECONFIG"
+    return {
+        "s to delete the namespace": round(took, 1),
+        "writes": len(codes),
+        "writes refused with 403": codes.count(403),
+    }
+
+
+def _until_quiet(port: int) -> None:
+    """Wait until nothing has been written for two seconds."""
+    last, since = -1.0, time.monotonic()
+    while time.monotonic() - since < 2:
+        if (now := _writes(port)) != last:
+            last, since = now, time.monotonic()
+        time.sleep(0.1)
 
 
 async def _floor(namespace: str, args: argparse.Namespace) -> dict[str, float]:
