@@ -50,7 +50,7 @@ logger = logging.getLogger("leadline.engine.core")
 _FAILURES_IN_A_ROW = 3
 """Steps that may fail, one after the other, before the engine gives itself up."""
 _EMA = 0.1
-_PREFILL_STEP_MS = {"cpu": 0.0, "cuda": 50.0}
+_PREFILL_STEP_MS = {"cpu": 100.0, "cuda": 50.0}
 """What a step with prompts may take while interactive requests decode, where the config leaves it open."""
 _MASK_SECONDS = 0.002
 """How long a step waits for masks that usually come at once."""
