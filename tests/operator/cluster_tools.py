@@ -83,6 +83,20 @@ class Cluster:
         return next((one for one in conditions if one["type"] == "Ready"), {})
 
 
+def install_definition() -> None:
+    """Apply the CRD, as generated, and wait until the API server has it."""
+    for words in (
+        ("apply", "-f", str(ROOT / "manifests/crd.yaml")),
+        ("wait", "--for=condition=Established", "crd/inferenceservices.serving.leadline.io"),
+    ):
+        subprocess.run([kubectl_path(), *words], check=True, timeout=60)
+
+
+def is_ready(cluster: Cluster, name: str) -> bool:
+    """Whether the Ready condition of that service is True."""
+    return cluster.ready(name).get("status") == "True"
+
+
 CHILDREN = "deploy,svc,pdb,netpol,cm,pvc,sa"
 
 

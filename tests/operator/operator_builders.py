@@ -50,6 +50,11 @@ def pod_spec(made: Plan) -> dict[str, Any]:
     return spec
 
 
+def volume(spec: dict[str, Any], name: str) -> dict[str, Any]:
+    """The volume of that name in a pod's spec."""
+    return next(one for one in spec["volumes"] if one["name"] == name)
+
+
 def container(made: Plan) -> dict[str, Any]:
     (engine,) = pod_spec(made)["containers"]
     return engine

@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_tools import ROOT, Cluster, kubectl_path, operator, until
+from cluster_tools import ROOT, Cluster, operator, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.usefixtures("images")]
 
@@ -26,14 +24,6 @@ SECURITY = {
     "runAsUser": 65532,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    subprocess.run([kubectl_path(), "apply", "-f", str(ROOT / "manifests/crd.yaml")], check=True, timeout=60)
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def hub(cluster: Cluster) -> None:

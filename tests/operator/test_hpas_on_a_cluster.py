@@ -5,28 +5,14 @@ Needs KUBECONFIG, and a node that has the image local/busybox:1 (../shared/clust
 
 from __future__ import annotations
 
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_tools import ROOT, SERVES, Cluster, kubectl_path, operator, service, until
+from cluster_tools import SERVES, Cluster, is_ready, operator, service, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    subprocess.run([kubectl_path(), "apply", "-f", str(ROOT / "manifests/crd.yaml")], check=True, timeout=60)
-    made = Cluster()
-    yield made
-    made.close()
-
-
-def is_ready(cluster: Cluster, name: str) -> bool:
-    return cluster.ready(name).get("status") == "True"
 
 
 def autoscaler(kind: str, name: str, least: int, most: int) -> dict[str, Any]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster_tools import SERVES, Cluster, operator, service, until
-from test_operator_on_a_cluster import install_definition
 
 from leadline.gateway.config_file import read_config
 from leadline.gateway.configured_services import build_table
@@ -19,14 +17,6 @@ from leadline.gateway.discovery.discovery import Discovery
 from leadline.gateway.errors import NoPods, UnknownModel
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    install_definition()
-    made = Cluster()
-    yield made
-    made.close()
 
 
 def names(cluster: Cluster, name: str) -> list[str]:
