@@ -62,9 +62,9 @@ class Piece:
     """Of the choice."""
     parsed: ParsedText
     """New output."""
-    earlier: ParsedText
-    """Output that the client already has from an earlier attempt on another pod. It changes the writer's
-    state but is not written again."""
+    earlier: list[ParsedText]
+    """Output that the client already has from an earlier attempt on another pod, in small steps. It changes
+    the writer's state but is not written again."""
     delta: OutputDelta
     first: bool
     """Whether this is the first piece of its choice that is written."""
@@ -163,10 +163,16 @@ class ChatTurn:
     def read(self, delta: OutputDelta, timer: RequestTimer) -> Piece:
         """Parse a delta and count it."""
         choice = self.choices[delta.index]
-        parsed, earlier = self._parse(choice, delta), ParsedText()
         first = choice.last is None
-        if delta.resumed:
-            parsed, earlier = ParsedText(), parsed
+        parsed, earlier = ParsedText(), []
+        if not delta.resumed:
+            parsed = self._parse(choice, delta.text, delta.finish_reason)
+        else:
+            # By characters, so that what came of several tokens is in the order of the output.
+            steps = delta.text if choice.parser is not None else [delta.text]
+            earlier = [self._parse(choice, text, None) for text in steps]
+            if delta.finish_reason is not None:
+                earlier.append(self._parse(choice, "", delta.finish_reason))
             if delta.finish_reason is None:
                 return Piece(delta.index, parsed, earlier, delta, first)
             # The earlier attempt has given out all but the end.
@@ -205,12 +211,13 @@ class ChatTurn:
         """Return 24 hexadecimal digits that name a part of this answer, the same on every pod."""
         return blake2b(f"{self.id}/{part}".encode(), digest_size=12).hexdigest()
 
-    def _parse(self, choice: TurnChoice, delta: OutputDelta) -> ParsedText:
+    def _parse(self, choice: TurnChoice, text: str, ended: object) -> ParsedText:
+        """Parse more of a choice, and what was held back if it has `ended`."""
         parser = choice.parser
         if parser is None:
-            return ParsedText(delta.text)
-        parsed = parser.push(delta.text)
-        if delta.finish_reason is not None:
+            return ParsedText(text)
+        parsed = parser.push(text)
+        if ended is not None:
             tail = parser.finish()
             parsed = ParsedText(parsed.content + tail.content, parsed.calls + tail.calls)
         if self.body.parallel_tool_calls is False:
