@@ -7,8 +7,9 @@ of `--seconds` (a minute at most), then beside the hostile clients for all of it
 are huge or impossible, clients that read nothing, requests that never arrive whole, clients that leave in
 mid-stream, prompts of the whole context and bodies above the limit. Prints one JSON object: the gap between
 two tokens of a stream (p50 and p99, in milliseconds) alone and disturbed, the ratio, the memory of engine and
-gateway before, at its peak and after, and what is still in use at the end. With `--check` the exit code is 1
-if a stream was not complete and right, or if requests, KV blocks or much memory are left.
+gateway before, at its peak and after, how often the engine took its core for frozen, and what is still in
+use at the end. With `--check` the exit code is 1 if a stream was not complete and right, if the core was
+taken for frozen, or if requests, KV blocks or much memory are left.
 
 The hostile clients are a process of their own at the lowest priority: in life they sit on other machines, and
 must not take the time in which the gaps are measured.
@@ -43,15 +44,13 @@ _ENGINE = ["--max-model-len=1024", f"--cpu-kv-bytes={512 << 20}", "--cpu-threads
 
 
 @contextlib.contextmanager
-def server(*arguments: str) -> Iterator[tuple[str, psutil.Process]]:
-    """A `leadline` command that prints where it listens, and its process."""
+def server(log: Path, *arguments: str) -> Iterator[tuple[str, psutil.Process]]:
+    """A `leadline` command that prints where it listens, and its process. Its log goes to `log`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out")
-        with out.open("wb") as file:
+        with out.open("wb") as file, log.open("wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "leadline.cli.main", *arguments],
-                stdout=file,
-                stderr=subprocess.DEVNULL,
+                [sys.executable, "-m", "leadline.cli.main", *arguments], stdout=file, stderr=errors
             )
         try:
             while not (found := re.search(r" at (http://\S+)\n", out.read_text())):
@@ -320,6 +319,8 @@ def failures(report: dict[str, Any]) -> list[str]:
         if report[phase][what]
     ]
     found += [f"{name} is {value:g} at the end" for name, value in report["still_in_use"].items() if value]
+    if report["taken_for_frozen"]:
+        found.append(f"the core was taken for frozen {report['taken_for_frozen']} times")
     for name, (before, _, after) in report["memory_mib"].items():
         if after > before + 512:
             found.append(f"{name} grew from {before} to {after} MiB")
@@ -327,14 +328,14 @@ def failures(report: dict[str, Any]) -> list[str]:
 
 
 @contextlib.contextmanager
-def gateway_before(engine: str) -> Iterator[tuple[str, psutil.Process]]:
+def gateway_before(log: Path, engine: str) -> Iterator[tuple[str, psutil.Process]]:
     """A gateway whose clients may read nothing for five seconds, not for a minute."""
     pods = [{"address": urlsplit(engine).netloc}]
     service = {"name": "default/smollm2", "served_names": ["smollm2"], "pods": pods}
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump({"server": {"write_timeout_seconds": 5}, "services": [service]}, file)
         file.flush()
-        with server("gateway", "--host=127.0.0.1", "--port=0", f"--config={file.name}") as found:
+        with server(log, "gateway", "--host=127.0.0.1", "--port=0", f"--config={file.name}") as found:
             yield found
 
 
@@ -352,8 +353,13 @@ def main() -> int:
         os.nice(19)
         asyncio.run(Hostile(args.attack).run(args.kinds))
         return 0
-    with server("serve", "smollm2", "--port=0", *_ENGINE) as engine, gateway_before(engine[0]) as gateway:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        server(log := Path(folder, "engine"), "serve", "smollm2", "--port=0", *_ENGINE) as engine,
+        gateway_before(Path(folder, "gateway"), engine[0]) as gateway,
+    ):
         report = asyncio.run(measure(args.seconds, args.streams, args.kinds, engine, gateway))
+        report["taken_for_frozen"] = log.read_text().count("the server is not ready until it goes on")
     print(json.dumps(report, indent=2))
     found = failures(report) if args.check else []
     for line in found:

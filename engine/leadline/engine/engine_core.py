@@ -115,6 +115,8 @@ class EngineCore:
         self.phases = Phases(nvtx_sink() if config.nvtx else None)
         """Ranges around the phases of each step; its runner enters the ones that are its own."""
         getattr(self.runner, "runner", self.runner).phases = self.phases
+        self.on_enter: Callable[[StepPlan], None] = lambda plan: None
+        """Called with each step's plan before the step is launched and before it is waited for."""
         overlap = config.overlap
         self.overlap = self.runner.device.type == "cuda" if overlap is None else overlap
         self._flights: deque[_Flight] = deque()
@@ -194,6 +196,7 @@ class EngineCore:
             # The flight is on the books before it is launched: if launching fails, `_fail` accounts for it.
             flight = _Flight(plan, _NOT_LAUNCHED)
             self._flights.append(flight)
+            self.on_enter(plan)
             flight.handle = self.runner.launch(plan)
         if self._flights and (plan is None or len(self._flights) > int(self.overlap)):
             return self._read_oldest()
@@ -204,6 +207,7 @@ class EngineCore:
 
     def _read_oldest(self) -> list[CoreOutput]:
         flight = self._flights[0]
+        self.on_enter(flight.plan)
         with self.phases("wait"):
             result = flight.handle.wait()
         now = time.monotonic()

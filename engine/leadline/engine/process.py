@@ -35,7 +35,9 @@ import zmq
 from leadline.engine import wire
 from leadline.engine.config import EngineConfig
 from leadline.engine.core.block_pool import PoolListener
+from leadline.engine.core.plan import StepPlan
 from leadline.engine.core.stats import SchedulerStats, Speeds
+from leadline.engine.core.step_bounds import StepBounds
 from leadline.engine.errors import EngineError, LeadlineError, OutOfMemory, RequestError
 from leadline.engine.messages import CoreOutput, CoreRequest
 from leadline.engine.outbox import Outbox
@@ -60,6 +62,8 @@ class Core(Protocol):
 
     max_model_len: int
     num_kv_blocks: int
+    on_enter: Callable[[StepPlan], None]
+    """Called with each step's plan before the step is launched and before it is waited for."""
 
     def add_request(self, request: CoreRequest) -> None: ...
     def abort(self, request_id: str) -> object: ...
@@ -150,7 +154,9 @@ def main(argv: list[str] | None = None) -> int:
             core.listen(changes)
         phases: Phases = getattr(core, "phases", None) or Phases()
         traces = TraceDesk(start.config.profile_dir, phases, outbox.answer)
-        CoreLoop(core, inbox, outbox, traces, changes).run()
+        bounds = StepBounds(pulse.begin_step, pulse.end_step)
+        core.on_enter = bounds.enter
+        CoreLoop(core, inbox, outbox, traces, bounds, changes).run()
         status = 0
     except Exception as error:
         _report_fatal(error, send)
@@ -171,10 +177,12 @@ class CoreLoop:
         inbox: Any,
         outbox: Outbox,
         traces: TraceDesk,
+        bounds: StepBounds,
         changes: CacheChanges | None = None,
     ) -> None:
         self._core = core
         self._traces = traces
+        self._bounds = bounds
         self._changes = changes
         self._inbox = inbox
         self._outbox = outbox
@@ -194,6 +202,7 @@ class CoreLoop:
                 return
             if core.has_work():
                 outputs = core.step()
+                self._bounds.leave()
                 self._traces.step_done()
                 # First: whoever has read a request's last token may count on its blocks being announced.
                 self._send_cache_change()

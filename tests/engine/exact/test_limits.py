@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -174,6 +176,32 @@ def test_the_garbage_collector_is_frozen_after_start_and_runs_when_idle(rig, pro
         core.step()
     assert core.collect_garbage_if_idle()
     assert not core.collect_garbage_if_idle()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_each_step_is_announced_before_it_is_launched_and_before_it_is_read(rig, prompts, overlap):
+    """What finds a step that never ends (docs/decisions/021) goes by this."""
+    core, seen = rig.core(overlap=overlap), []
+    launch = core.runner.launch
+
+    def launched(plan):
+        seen.append(("launch", plan.step_id))
+        handle = launch(plan)
+        wait = handle.wait
+
+        def waited():
+            seen.append(("read", plan.step_id))
+            return wait()
+
+        return SimpleNamespace(wait=waited)
+
+    core.runner.launch = launched
+    core.on_enter = lambda plan: seen.append(("enter", plan.step_id))
+    rig.run(core, [prompts[0], prompts[1]], GREEDY)
+    assert len(seen) > 20
+    assert all(
+        before == ("enter", after[1]) for before, after in itertools.pairwise(seen) if after[0] != "enter"
+    )
 
 
 def test_speeds_are_measured(rig, prompts):

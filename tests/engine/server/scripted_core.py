@@ -2,7 +2,8 @@
 100.
 
 The first token of a prompt says what it does: CRASH raises in the step, EXIT leaves the process, SLOW takes
-50 ms a step, SLEEP four seconds, REFUSE is refused at the door.
+50 ms a step, SLEEP four seconds, REFUSE is refused at the door. STEP announces its step, as the real core
+does, and takes as many tenths of a second as the second token says; such steps may last a second.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from collections.abc import Callable
 
 from leadline.engine import wire
 from leadline.engine.config import EngineConfig
+from leadline.engine.core import step_bounds
 from leadline.engine.core.block_pool import PoolListener
+from leadline.engine.core.plan import StepPlan, StepRow
 from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.errors import ConfigError, QueueFull
 from leadline.engine.messages import CoreOutput, CoreRequest
 
-CRASH, EXIT, SLOW, REFUSE, SLEEP = 40_001, 40_002, 40_003, 40_004, 40_005
+CRASH, EXIT, SLOW, REFUSE, SLEEP, STEP = 40_001, 40_002, 40_003, 40_004, 40_005, 40_006
 
 
 class ScriptedCore:
     max_model_len = 512
     num_kv_blocks = 64
+    on_enter: Callable[[StepPlan], None]
 
     def __init__(self) -> None:
         self._live: dict[str, tuple[CoreRequest, int]] = {}
@@ -53,6 +57,11 @@ class ScriptedCore:
                     time.sleep(0.05)
                 case 40_005:
                     time.sleep(4.0)
+                case 40_006:
+                    plan = StepPlan(self._steps)
+                    plan.rows = [StepRow(0, 0, 1, True)]
+                    self.on_enter(plan)
+                    time.sleep(request.prompt_token_ids[1] / 10)
             done += 1
             last = done >= (request.sampling.max_tokens or 16)
             outputs.append(
@@ -111,6 +120,7 @@ def build(config: EngineConfig, report: Callable[[wire.Progress | wire.Resolved]
         torch.empty(1 << 50)
     if config.model == "broken":
         raise ZeroDivisionError("a bug while loading")
+    step_bounds._LEAST_SECONDS = 1.0
     report(wire.Progress("loading", 0.5, "half of it"))
     report(wire.Resolved(config.model, "scripted", "1"))
     return ScriptedCore()

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from scripted_core import EXIT, REFUSE, SLEEP, SLOW
+from scripted_core import EXIT, REFUSE, SLEEP, SLOW, STEP
 
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.config import EngineConfig
@@ -164,6 +164,21 @@ async def test_a_frozen_core_makes_the_server_unready_and_unhealthy(engine: Asyn
         os.kill(engine.core_pid, signal.SIGCONT)
     await until(lambda: state.ready()[0])
     state.check_frozen()
+
+
+async def test_a_core_that_does_not_end_a_step_makes_the_server_unhealthy_until_it_does(
+    engine: AsyncEngine,
+) -> None:
+    state: ServerState = create_app(engine, ServerSettings()).state.server
+    one = SamplingParams(max_tokens=1)
+    for _ in range(2):
+        await _drain(engine.generate([STEP, 0], one))
+    step = asyncio.ensure_future(_drain(engine.generate([STEP, 30], one)))
+    await until(lambda: not state.ready()[0])
+    assert "a step has lasted longer than 1 s" in state.ready()[1]
+    assert not step.done()
+    await until(lambda: state.ready()[0])
+    await step
 
 
 async def test_many_prompts_of_one_request_leave_the_loop_to_others(engine: AsyncEngine) -> None:

@@ -1,4 +1,4 @@
-"""Which cores count as frozen. The looks are made one after the other, so no time has to pass."""
+"""Which cores count as frozen or hung. The looks are made one after the other, so no time has to pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from leadline.engine.pulse import Pulse, PulseWatch, process_state
+from leadline.engine.pulse import LOOK_SECONDS, Pulse, PulseWatch, process_state
 
 ENOUGH = 20
 """Looks in a row, more than any verdict needs."""
@@ -110,3 +110,65 @@ def test_the_state_of_a_process_can_be_had() -> None:
     assert state in "RS"
     assert used >= 0
     assert process_state(1 << 30) is None
+
+
+def looks_until_hung(
+    pulse: Pulse, watch: PulseWatch, processes: Processes, state: str, ticks_a_look: int, beats: bool
+) -> int | None:
+    """None: not within 300 looks."""
+    for look in range(300):
+        if beats:
+            pulse.beat()
+        processes.of[os.getpid()] = (state, 100 + look * ticks_a_look)
+        if (found := watch.look()) is not None:
+            assert "hangs: a step has lasted longer than 12 s" in found
+            return look
+    return None
+
+
+@pytest.mark.parametrize(
+    ("state", "ticks_a_look", "beats"),
+    [
+        pytest.param("S", 0, True, id="it waits for a device that does not answer"),
+        pytest.param("R", 40, True, id="it computes without end"),
+        pytest.param("R", 40, False, id="it computes without end and holds the interpreter's lock"),
+        pytest.param("D", 0, True, id="it waits for a disk"),
+    ],
+)
+def test_a_core_that_lives_and_does_not_end_its_step_hangs_until_it_does(
+    pulse: Pulse, watch: PulseWatch, processes: Processes, state: str, ticks_a_look: int, beats: bool
+) -> None:
+    pulse.begin_step(12.0)
+    found = looks_until_hung(pulse, watch, processes, state, ticks_a_look, beats)
+    assert found == pytest.approx(12.0 / LOOK_SECONDS, abs=1)
+    pulse.end_step()
+    pulse.beat()
+    assert watch.look() is None
+
+
+def test_a_step_that_is_given_no_processor_does_not_hang(
+    pulse: Pulse, watch: PulseWatch, processes: Processes
+) -> None:
+    pulse.begin_step(12.0)
+    assert looks_until_hung(pulse, watch, processes, "R", 3, True) is None
+
+
+def test_a_step_without_a_bound_may_take_any_time(
+    pulse: Pulse, watch: PulseWatch, processes: Processes
+) -> None:
+    pulse.begin_step(0.0)
+    assert looks_until_hung(pulse, watch, processes, "R", 40, True) is None
+
+
+def test_steps_that_follow_each_other_and_times_between_two_do_not_add_up(
+    pulse: Pulse, watch: PulseWatch
+) -> None:
+    for _ in range(10):
+        pulse.begin_step(4.0)
+        for _ in range(9):
+            pulse.beat()
+            assert watch.look() is None
+    pulse.end_step()
+    for _ in range(100):
+        pulse.beat()
+        assert watch.look() is None

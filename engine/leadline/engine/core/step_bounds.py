@@ -1,0 +1,80 @@
+"""How long a step may take before it counts as hung: far longer than any step of its size took.
+
+    seconds allowed  =  max(10, 20 * the longest step of this size so far)
+
+The size is a power of two of the tokens that the step computes, where a chunk of a prompt counts more the
+further in the context it begins. The first step of a size has no bound: it may compile kernels or capture a
+graph. It counts as a measurement only until there is a second one. A later step counts as at most twice as
+long as the longest before, so that one that hung and went on does not allow the next to hang for minutes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from leadline.engine.core.plan import StepPlan
+
+__all__ = ["StepBounds"]
+
+_LEAST_SECONDS = 10.0
+_TIMES = 20.0
+_FADE = 0.999
+"""Each step takes this much off what is remembered of longer ones."""
+_KEYS_A_TOKEN = 4096
+"""Attention to this many keys takes about as long as the rest of a token's computation."""
+
+
+class StepBounds:
+    """Tells `begin` how many seconds the step that begins may take (0.0: no bound is known), and `end` when
+    none is being computed any more."""
+
+    def __init__(
+        self,
+        begin: Callable[[float], None],
+        end: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._begin, self._end, self._clock = begin, end, clock
+        self._longest: dict[int, float] = {}
+        self._firsts: set[int] = set()
+        """Sizes that one step had so far."""
+        self._size, self._since = -1, 0.0
+        """Of the step that is being computed; -1: none."""
+
+    def enter(self, plan: StepPlan) -> None:
+        """A step is about to be launched, or to be waited for."""
+        now = self._clock()
+        self._observe(now)
+        self._size, self._since = _size(plan), now
+        longest = self._longest.get(self._size)
+        self._begin(0.0 if longest is None else max(_LEAST_SECONDS, _TIMES * longest))
+
+    def leave(self) -> None:
+        """Nothing is computed, or waited for, from now on."""
+        self._observe(self._clock())
+        self._size = -1
+        self._end()
+
+    def _observe(self, now: float) -> None:
+        size, seconds = self._size, now - self._since
+        if size < 0:
+            return
+        longest = self._longest.get(size)
+        if longest is None:
+            self._firsts.add(size)
+        elif size in self._firsts:
+            self._firsts.discard(size)
+        else:
+            seconds = min(seconds, max(2 * longest, _LEAST_SECONDS / _TIMES))
+            seconds = max(seconds, longest * _FADE)
+        self._longest[size] = seconds
+
+
+def _size(plan: StepPlan) -> int:
+    work = float(len(plan.rows))
+    for row in reversed(plan.rows):
+        if row.count == 1:  # these come first
+            break
+        work += row.count * (1 + (row.start + row.count / 2) / _KEYS_A_TOKEN)
+    return int(work).bit_length()
