@@ -56,8 +56,9 @@ def _defaults(context: ServiceContext) -> dict[str, str]:
 
 
 def parameters_of(model: str) -> int:
-    """Of the demo model, or as a hub model's name tells ("Qwen3-0.6B", of "30B-A3B" the first); 0: unknown,
-    or weights of fewer bits, whose size the number does not tell."""
+    """Return the parameters of the demo model, or the largest number in a hub model's name (0.6 billion for
+    "Qwen3-0.6B", 30 for "30B-A3B"). Returns 0 where it is unknown, or where the weights are quantized and the
+    number does not tell their size."""
     if model == _DEMO_MODEL:
         return _DEMO_PARAMETERS
     name = model.partition("@")[0].rpartition("/")[2]
