@@ -1,0 +1,314 @@
+"""Requests of `POST /v1/responses`, and the chats that they stand for."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from leadline.protocol.errors import RequestError
+from leadline.protocol.openai.body import InvalidBody
+from leadline.protocol.openai.chat import (
+    AllowedTool,
+    AllowedTools,
+    AllowedToolsChoice,
+    ChatCompletionRequest,
+    CustomTool,
+    Function,
+    FunctionName,
+    NamedToolChoice,
+    Tool,
+    ToolChoice,
+    UserMessage,
+)
+from leadline.protocol.openai.common import (
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    LogitBias,
+    PriorityClass,
+    ResponseFormat,
+    StopList,
+    TokenId,
+)
+from leadline.protocol.responses.items import InputItem, messages_of
+
+__all__ = ["ReasoningConfig", "ResponsesRequest", "TextConfig", "in_words_of_responses"]
+
+LOGPROBS = "message.output_text.logprobs"
+"""Of `include`: log probabilities of the output's tokens."""
+
+
+class TextFormatConfig(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How the text of the answer looks."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct, kw_only=True, omit_defaults=True):
+    format: TextFormatConfig | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningConfig(msgspec.Struct, kw_only=True):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """Models here write no summaries: their reasoning is given as it is."""
+
+
+class ResponsesTool(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A function, or a tool of another type, which is skipped."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedTool(msgspec.Struct, kw_only=True, omit_defaults=True):
+    type: str
+    name: str | None = None
+
+
+class ToolChoiceConfig(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`{"type": "function", "name": …}` or `{"type": "allowed_tools", "mode": …, "tools": […]}`."""
+
+    type: str
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[NamedTool] | None = None
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+AnswerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+
+_COPIED = (
+    *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "seed", "top_k", "min_p", "deadline"),
+    *("queue_timeout", "priority_class", "cache_salt", "stop", "stop_token_ids", "logit_bias", "regex"),
+    *("grammar", "min_tokens", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "chat_template_kwargs"),
+    *("resume_token_ids", "return_token_ids"),
+)
+"""Fields that a chat has too, with the same meaning."""
+_REFUSED = {
+    "background": "leave it out: answers are not made in the background",
+    "conversation": "use input, which holds the items of the conversation",
+    "prompt": "use instructions and input: there are no stored prompts",
+}
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_PARAMS = {
+    "messages": "input",
+    "prompt": "input",
+    "response_format": "text.format",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+}
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True):
+    """Field names and meanings follow OpenAI's API reference."""
+
+    model: str | None = None
+    """Served name; null or absent: the only model there is."""
+    input: str | list[InputItem] | None = None
+    instructions: str | None = None
+    """Stands before `input` as a system message."""
+    stream: bool | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    """Alternatives per token, with `message.output_text.logprobs` in `include`."""
+    text: TextConfig | None = None
+    tools: list[ResponsesTool] | None = None
+    tool_choice: str | ToolChoiceConfig | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningConfig | None = None
+    include: list[str] | None = None
+    metadata: Metadata | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None
+    """Requests with the same key go to the same pod with the routing policy `session`."""
+    user: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
+
+    # Extensions, as in chats.
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | StopList | None = None
+    stop_token_ids: list[TokenId] | None = None
+    logit_bias: LogitBias | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+    priority_class: PriorityClass | None = None
+    queue_timeout: Annotated[float, Meta(ge=0)] | None = None
+    deadline: Annotated[float, Meta(gt=0)] | None = None
+    resume_token_ids: list[TokenId] | None = None
+    resume_events: Annotated[int, Meta(ge=0)] | None = None
+    """Events of this answer that the client has from another pod: numbers go on behind them."""
+    return_token_ids: bool | None = None
+    """Write notes for a gateway into the stream (leadline.protocol.stream_notes)."""
+    answer_id: AnswerId | None = None
+    """Id of the answer, where a gateway gives it."""
+    answer_created: Annotated[int, Meta(ge=0)] | None = None
+
+    @property
+    def session(self) -> str | None:
+        """What keeps requests on one pod with the routing policy `session`."""
+        return self.prompt_cache_key or self.user or self.safety_identifier
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.include is not None and LOGPROBS in self.include
+
+    @property
+    def functions(self) -> list[ResponsesTool]:
+        """The tools that can be called."""
+        return [tool for tool in self.tools or () if tool.type == "function"]
+
+    @property
+    def not_honoured(self) -> list[str]:
+        """Fields, other than tools, that ask for what is not done here and does not change what an answer
+        says."""
+        found = []
+        if self.text is not None and self.text.verbosity is not None:
+            found.append("text.verbosity")
+        if self.truncation == "auto":
+            found.append("truncation")
+        return found
+
+    def chat(self) -> ChatCompletionRequest:
+        """Return the chat that this request stands for. Raises InvalidBody, which names the field."""
+        for field, instead in _REFUSED.items():
+            if getattr(self, field) not in (None, False):
+                raise InvalidBody(f"{field} is not supported; {instead}", field)
+        if self.previous_response_id is not None:
+            raise InvalidBody(
+                "previous_response_id needs stored responses, and none are stored here: a gateway with "
+                "responses.store_seconds stores them; or send the items of the conversation as input",
+                "previous_response_id",
+            )
+        choice = self._choice()
+        copied = {field: value for field in _COPIED if (value := getattr(self, field)) is not None}
+        if self.wants_logprobs:
+            copied["logprobs"], copied["top_logprobs"] = True, self.top_logprobs or 0
+        return ChatCompletionRequest(
+            messages=self._messages(),
+            max_completion_tokens=self.max_output_tokens,
+            tools=self._tools(),
+            tool_choice=choice,
+            response_format=self._format(),
+            user=self.user or self.safety_identifier,
+            **copied,
+        )
+
+    def _messages(self) -> list[Any]:
+        if self.input is None:
+            raise InvalidBody("input is required", "input")
+        if isinstance(self.input, str):
+            return [*messages_of((), self.instructions), UserMessage(content=self.input)]
+        messages = messages_of(self.input, self.instructions)
+        if not messages:
+            raise InvalidBody("input must hold at least one message", "input")
+        return messages
+
+    def _tools(self) -> list[Tool | CustomTool] | None:
+        """Functions, and one custom tool for each that is skipped, which the chat names."""
+        tools: list[Tool | CustomTool] = []
+        for index, tool in enumerate(self.tools or ()):
+            if tool.type != "function":
+                name = tool.type if tool.name is None else f"{tool.type}.{tool.name}"
+                tools.append(CustomTool(custom={"name": name} if _TOOL_NAME.fullmatch(name) else None))
+                continue
+            if not tool.name:
+                raise InvalidBody(f"tools[{index}].name is required", f"tools[{index}].name")
+            function = Function(
+                name=tool.name,
+                description=tool.description,
+                parameters=tool.parameters,
+                strict=tool.strict,
+            )
+            tools.append(Tool(function=function))
+        return tools or None
+
+    def _choice(self) -> ToolChoice | None:
+        choice = self.tool_choice
+        names = {tool.name for tool in self.functions}
+        if choice is None or choice in ("auto", "none"):
+            return choice  # type: ignore[return-value]
+        if choice == "required":
+            if not names:
+                raise InvalidBody("tool_choice is required, but tools holds no function", "tool_choice")
+            return "required"
+        if isinstance(choice, str):
+            raise InvalidBody(
+                f"tool_choice must be none, auto, required or an object, got {choice[:64]!r}", "tool_choice"
+            )
+        if choice.type == "function":
+            if not choice.name or choice.name not in names:
+                raise InvalidBody(
+                    f"tool_choice names {choice.name!r}, which is no function in tools", "tool_choice.name"
+                )
+            return NamedToolChoice(function=FunctionName(name=choice.name))
+        if choice.type == "allowed_tools":
+            allowed = [tool.name for tool in choice.tools or () if tool.type == "function" and tool.name]
+            missing = [name for name in allowed if name not in names]
+            if missing or not allowed:
+                named = repr(missing[0]) if missing else "no function"
+                raise InvalidBody(
+                    f"tool_choice.tools names {named}, but must name functions in tools", "tool_choice.tools"
+                )
+            entries = [AllowedTool(function=FunctionName(name=name)) for name in allowed]
+            return AllowedToolsChoice(allowed_tools=AllowedTools(mode=choice.mode or "auto", tools=entries))
+        raise InvalidBody(
+            f"tool_choice demands a tool of type {choice.type[:64]!r}; this server can call functions only",
+            "tool_choice.type",
+        )
+
+    def _format(self) -> ResponseFormat | None:
+        wanted = self.text.format if self.text is not None else None
+        if wanted is None or wanted.type == "text":
+            return None
+        if wanted.type == "json_object":
+            return JsonObjectFormat()
+        if wanted.schema is None:
+            raise InvalidBody("text.format.schema is required", "text.format.schema")
+        schema = JsonSchema(name=wanted.name, schema=wanted.schema, strict=wanted.strict)
+        return JsonSchemaFormat(json_schema=schema)
+
+
+def in_words_of_responses(error: RequestError) -> RequestError:
+    """Return a refusal of the chat with the name of the field that the client gave."""
+    old = re.split(r"[.\[]", error.param or "")[0]
+    new = _PARAMS.get(old)
+    if new is not None:
+        if error.message.startswith((f"{old} ", f"{error.param} ")):
+            error.message = f"{new} {error.message.split(' ', 1)[1]}"
+            error.args = (error.message,)
+        error.param = new
+    return error
