@@ -19,7 +19,7 @@ from leadline.protocol.openai import (
 )
 from leadline.protocol.openai import service as s
 from leadline.protocol.openai.chat import FunctionCall, NamedToolChoice, ToolCall, UserMessage
-from leadline.protocol.openai.common import JsonSchemaFormat
+from leadline.protocol.openai.constraints import JsonSchemaFormat
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -87,7 +87,6 @@ def test_what_would_change_the_answer_and_is_not_supported_is_refused_with_what_
     ("field", "value"),
     [
         ("use_beam_search", True),
-        ("return_tokens_as_token_ids", True),
         ("echo", True),
         ("add_special_tokens", True),
         ("best_of", 3),

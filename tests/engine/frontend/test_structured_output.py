@@ -121,6 +121,14 @@ def test_formats_that_json_schema_says_to_ignore_are_ignored(compiler, tokenizer
     assert not day.accept(tokenizer.encode("x")[0]), "a format that is known still holds"
 
 
+def test_a_grammar_in_gbnf_works_and_a_wrong_one_is_refused(compiler, tokenizer):
+    spec = StructuredSpec("lark", 'root ::= "go" tail?\ntail ::= " " [a-c]+')
+    matcher = compiler.matcher(spec)
+    assert all(matcher.accept(token_id) for token_id in tokenizer.encode("go abc"))
+    with pytest.raises(RequestError, match="Expected"):
+        compiler.validate(StructuredSpec("lark", "root ::= ("))
+
+
 def test_a_lark_grammar_works(compiler, tokenizer):
     matcher = follow(
         compiler, StructuredSpec("lark", 'start: "go" (" " /[a-c]+/)?'), tokenizer.encode("go abc")

@@ -185,6 +185,29 @@ def test_logprobs_asked_twice_are_the_same_whatever_is_cached(server: LiveServer
     assert all(str(token) in row for token, row in zip(ids[1:], second["prompt_logprobs"][1:], strict=True))
 
 
+def test_the_fields_of_vllms_clients_are_served(server: LiveServer) -> None:
+    def ask(**fields: Any) -> Any:
+        body = {"model": "smollm2", "prompt": PROMPT, "temperature": 0, "max_tokens": 8, **fields}
+        answer = server.post("/v1/completions", **body).json()
+        assert "choices" in answer, answer
+        return answer
+
+    for constraint in (
+        {"guided_choice": ["Jupiter", "Saturn"]},
+        {"structured_outputs": {"choice": ["Jupiter", "Saturn"]}},
+        {"guided_grammar": 'root ::= planet\nplanet ::= "Jupiter" | "Saturn"'},
+        {"structured_outputs": {"regex": "Jupiter|Saturn"}},
+    ):
+        assert ask(**constraint)["choices"][0]["text"] in ("Jupiter", "Saturn"), constraint
+    ids = tokens_of(server, PROMPT)
+    last = ask(prompt=ids[-3:])
+    cut = ask(truncate_prompt_tokens=3)
+    assert (cut["usage"]["prompt_tokens"], cut["choices"]) == (3, last["choices"])
+    named = ask(logprobs=1, echo=True, return_tokens_as_token_ids=True, max_tokens=1)["choices"][0]
+    assert named["logprobs"]["tokens"][:-1] == [f"token_id:{token}" for token in ids]
+    assert all(key.startswith("token_id:") for key in named["logprobs"]["top_logprobs"][-1])
+
+
 def test_best_of_returns_the_likeliest_choices(server: LiveServer) -> None:
     answer = create(server, best_of=4, n=2, temperature=1.2, seed=5, logprobs=0)
     scores = [sum(choice.logprobs.token_logprobs) for choice in answer.choices]

@@ -233,6 +233,19 @@ async def test_a_prompt_that_can_never_fit_is_not_tokenized(service):
     assert service.counts.encoded == 0
 
 
+async def test_a_truncated_prompt_keeps_its_last_tokens(service):
+    prompt = chat("one two three four five six", "seven", "eight nine")
+    (whole,) = as_the_engine_does(service, prompt)
+    for count, kept in ((3, 3), (len(whole) + 5, len(whole)), (-1, 40 - 7)):
+        cut = chat(
+            "one two three four five six", "seven", "eight nine", truncate_prompt_tokens=count, max_tokens=7
+        )
+        assert service.at_once(cut, IDENTITY) is None
+        (found,) = await service.prompts(cut, IDENTITY, max_model_len=40)
+        assert found.ids.tolist() == whole[-kept:]
+        assert found.chain == [short(block) for block in chain(IDENTITY.namespace(), whole[-kept:])]
+
+
 async def test_a_callers_mistake_is_the_engines_error(service):
     with pytest.raises(RequestError, match="Unicode"):
         await service.prompts(TokenizeRequest(messages=[UserMessage(content="\ud800")]), IDENTITY)

@@ -18,6 +18,7 @@ from typing import Any
 
 import llguidance
 import numpy as np
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from numpy.typing import NDArray
 
 from leadline.engine.errors import RequestError
@@ -233,9 +234,10 @@ def _grammar(spec: StructuredSpec) -> str:
         case "regex":
             return llguidance.LLMatcher.grammar_from_regex(spec.value)
         case "lark":
-            if not has_finite_text(spec.value):
+            grammar = _lark(spec.value)
+            if not has_finite_text(grammar):
                 raise SchemaError(f"{_NO_TEXT}: the rule start never comes to an end")
-            return llguidance.LLMatcher.grammar_from_lark(spec.value)
+            return llguidance.LLMatcher.grammar_from_lark(grammar)
         case "json_object" | "json_schema":
             schema = {"type": "object"} if spec.kind == "json_object" else _object(json.loads(spec.value))
             schema = portable(schema)
@@ -247,6 +249,14 @@ def _grammar(spec: StructuredSpec) -> str:
             return llguidance.LLMatcher.grammar_from_lark(
                 f"start: answer | calls\nanswer: %json {json.dumps(schema)}\n{spec.calls}"
             )
+
+
+def _lark(grammar: str) -> str:
+    """A grammar in Lark's form, from that or from GBNF. Raises SchemaError."""
+    try:
+        return any_to_lark(grammar)
+    except GbnfToLarkError as error:
+        raise SchemaError(str(error)) from error
 
 
 def check_length(spec: StructuredSpec) -> None:

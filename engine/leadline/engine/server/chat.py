@@ -190,7 +190,12 @@ class _Answer(ChunkStream):
     def _logprobs(self, entries: list[TokenLogprobs]) -> ChatLogprobs | None:
         if not self._body.logprobs:
             return None
-        return chat_logprobs(entries, self._body.top_logprobs or 0, self._turn.engine.tokenizer)
+        return chat_logprobs(
+            entries,
+            self._body.top_logprobs or 0,
+            self._turn.engine.tokenizer,
+            as_ids=bool(self._body.return_tokens_as_token_ids),
+        )
 
 
 def _call_delta(part: CallDelta) -> ToolCallDelta:

@@ -134,7 +134,8 @@ class _Answer(ChunkStream):
         body, tokenizer = self._body, self._engine.tokenizer
         choice = _Choice()
         if body.logprobs is not None:
-            choice.logprobs = CompletionLogprobsBuilder(body.logprobs, tokenizer)
+            as_ids = bool(body.return_tokens_as_token_ids)
+            choice.logprobs = CompletionLogprobsBuilder(body.logprobs, tokenizer, as_ids=as_ids)
             if request.num_resumed:
                 begin = 0 if body.echo else -request.num_resumed
                 choice.logprobs.skip(request.prompt_token_ids[begin:])

@@ -20,17 +20,20 @@ from leadline.protocol.text.tokenizer import Tokenizer
 __all__ = ["CompletionLogprobsBuilder", "chat_logprobs", "prompt_logprobs"]
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs], count: int, tokenizer: Tokenizer) -> ChatLogprobs:
-    """`count` is top_logprobs as asked for."""
+def chat_logprobs(
+    entries: Sequence[TokenLogprobs], count: int, tokenizer: Tokenizer, *, as_ids: bool = False
+) -> ChatLogprobs:
+    """`count` is top_logprobs as asked for. `as_ids`: tokens are written as `token_id:123`."""
+    name = _token_id if as_ids else tokenizer.token_str
     return ChatLogprobs(
         content=[
             ChatTokenLogprob(
-                token=tokenizer.token_str(entry.token_id),
+                token=name(entry.token_id),
                 logprob=_floor(entry.logprob),
                 bytes=list(tokenizer.token_bytes(entry.token_id)),
                 top_logprobs=[
                     ChatTopLogprob(
-                        token=tokenizer.token_str(token),
+                        token=name(token),
                         logprob=_floor(logprob),
                         bytes=list(tokenizer.token_bytes(token)),
                     )
@@ -48,8 +51,10 @@ class CompletionLogprobsBuilder:
     Offsets count characters. A token that ends inside a character starts where that character starts.
     """
 
-    def __init__(self, count: int, tokenizer: Tokenizer) -> None:
+    def __init__(self, count: int, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
+        """`count` alternatives a token. `as_ids`: tokens are written as `token_id:123`."""
         self._count = count
+        self._as_ids = as_ids
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(tokenizer.pieces.errors)
         self._offset = 0
@@ -77,10 +82,9 @@ class CompletionLogprobsBuilder:
         self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
 
     def _append(self, columns: CompletionLogprobs, token_id: int, entry: TokenLogprobs | None) -> None:
-        tokenizer = self._tokenizer
         columns.text_offset.append(self._offset)
         self._advance(token_id)
-        columns.tokens.append(_token_key(tokenizer.token_bytes(token_id)))
+        columns.tokens.append(self._name(token_id))
         columns.token_logprobs.append(None if entry is None else _floor(entry.logprob))
         assert columns.top_logprobs is not None
         columns.top_logprobs.append(None if entry is None else self._top(entry))
@@ -89,17 +93,20 @@ class CompletionLogprobsBuilder:
         """The likeliest tokens and the chosen one, which may be one more than asked for. OpenAI's shape is
         keyed by text; of tokens that read alike all but one (the chosen one, if it is among them) are keyed
         by id."""
-        chosen = _token_key(self._tokenizer.token_bytes(entry.token_id))
+        chosen = self._name(entry.token_id)
         ranked = entry.top[: self._count]
         if all(token != entry.token_id for token, _ in ranked):
             ranked = [*ranked, (entry.token_id, entry.logprob)]
         top: dict[str, float] = {}
         for token, logprob in ranked:
-            key = _token_key(self._tokenizer.token_bytes(token))
+            key = self._name(token)
             if key in top or (key == chosen and token != entry.token_id):
-                key = f"token_id:{token}"
+                key = _token_id(token)
             top[key] = _floor(logprob)
         return top
+
+    def _name(self, token_id: int) -> str:
+        return _token_id(token_id) if self._as_ids else _token_key(self._tokenizer.token_bytes(token_id))
 
 
 def prompt_logprobs(
@@ -120,6 +127,10 @@ def prompt_logprobs(
         )
         rows.append(row)
     return rows
+
+
+def _token_id(token_id: int) -> str:
+    return f"token_id:{token_id}"
 
 
 def _token_key(data: bytes) -> str:

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from leadline.engine.config import EngineConfig
 from leadline.engine.errors import RequestError
 from leadline.engine.sampling_params import StructuredSpec
 from leadline.protocol.openai.chat import ChatCompletionRequest
-from leadline.protocol.openai.common import GenerationRequest, JsonObjectFormat, JsonSchema, JsonSchemaFormat
+from leadline.protocol.openai.common import GenerationRequest
 from leadline.protocol.openai.completion import CompletionRequest
 
 __all__ = [
@@ -131,19 +129,8 @@ def _common(request: GenerationRequest, structured: StructuredSpec | None) -> di
 
 
 def _structured(request: GenerationRequest) -> StructuredSpec | None:
-    found: list[StructuredSpec] = []
-    match request.response_format:
-        case JsonObjectFormat(schema=None) | JsonSchemaFormat(json_schema=JsonSchema(schema=None)):
-            found.append(StructuredSpec("json_object"))
-        case JsonObjectFormat(schema=schema) | JsonSchemaFormat(json_schema=JsonSchema(schema=schema)):
-            found.append(StructuredSpec("json_schema", msgspec.json.encode(schema).decode()))
-    if request.regex is not None:
-        found.append(StructuredSpec("regex", request.regex))
-    if request.grammar is not None:
-        found.append(StructuredSpec("lark", request.grammar))
-    if len(found) > 1:
-        raise RequestError("give at most one of response_format, regex and grammar", param="response_format")
-    return found[0] if found else None
+    found = request.constraint
+    return None if found is None else StructuredSpec(found.kind, found.value, param=found.param)
 
 
 def check_sequences(prompts: int, n: int, config: EngineConfig, *, many: str = "n") -> None:

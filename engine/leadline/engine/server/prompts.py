@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.errors import RequestError
-from leadline.protocol.text.prompts import PromptInput, PromptRequest, prompt_inputs, prompt_token_ids
+from leadline.protocol.text.prompts import (
+    PromptInput,
+    PromptRequest,
+    prompt_inputs,
+    prompt_token_ids,
+    tokens_kept,
+)
 
 __all__ = ["check_token_ids", "encode", "prompts_of"]
 
@@ -20,8 +27,15 @@ async def prompts_of(body: PromptRequest, engine: AsyncEngine) -> list[PromptInp
     """The prompts of a request; a chat goes through the model's template. Raises RequestError, with the
     template's own complaint."""
     if len(getattr(body, "messages", None) or ()) <= _INLINE_MESSAGES:
-        return prompt_inputs(body, engine.renderer)
-    return await asyncio.to_thread(prompt_inputs, body, engine.renderer)
+        prompts = prompt_inputs(body, engine.renderer)
+    else:
+        prompts = await asyncio.to_thread(prompt_inputs, body, engine.renderer)
+    if (kept := tokens_kept(body, engine.max_model_len)) is None:
+        return prompts
+    return [
+        replace(prompt, content=(await encode(replace(prompt, resume_token_ids=()), engine))[-kept:])
+        for prompt in prompts
+    ]
 
 
 async def encode(prompt: PromptInput, engine: AsyncEngine) -> list[int]:

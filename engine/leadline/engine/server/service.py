@@ -99,6 +99,7 @@ def _card(name: str, engine: AsyncEngine) -> ModelCard:
     return ModelCard(
         id=name,
         created=_STARTED,
+        root=engine.served_name,
         max_model_len=engine.max_model_len,
         prefix_chain=UNSET if engine.prefix_chain is None else engine.prefix_chain,
     )
@@ -110,7 +111,10 @@ async def tokenize(request: Request, state: ServerState) -> Response:
     state.check_model(body.model)
     (prompt,) = await prompts_of(body, engine)
     tokens = await encode(prompt, engine)
-    return JSONBytes(TokenizeResponse(tokens=tokens, count=len(tokens), max_model_len=engine.max_model_len))
+    answer = TokenizeResponse(tokens=tokens, count=len(tokens), max_model_len=engine.max_model_len)
+    if body.return_token_strs:
+        answer.token_strs = [engine.tokenizer.token_str(token_id) for token_id in tokens]
+    return JSONBytes(answer)
 
 
 async def detokenize(request: Request, state: ServerState) -> Response:

@@ -7,6 +7,7 @@ short prompts, parts of texts (encoder.py, which has the threads too) and beginn
 import os
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +21,13 @@ from leadline.gateway.tokens.segments import Segmenter, special_affixes
 from leadline.protocol.chain import ChainNamespace
 from leadline.protocol.openai.chat import ChatCompletionRequest
 from leadline.protocol.text.chat import ChatRenderer
-from leadline.protocol.text.prompts import PromptInput, PromptRequest, prompt_inputs
+from leadline.protocol.text.prompts import (
+    PromptInput,
+    PromptRequest,
+    prompt_inputs,
+    prompt_token_ids,
+    tokens_kept,
+)
 from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = ["ChainIdentity", "PromptTokens", "TokenService"]
@@ -97,7 +104,7 @@ class TokenService:
     def at_once(self, request: PromptRequest, identity: ChainIdentity) -> PromptTokens | None:
         """The prompt of a short chat, on the spot: remembered, or rendered and tokenized here and now. None
         where that may take longer: ask `prompts`. Raises as `prompts` does."""
-        if not isinstance(request, ChatCompletionRequest):
+        if not isinstance(request, ChatCompletionRequest) or request.truncate_prompt_tokens is not None:
             return None
         namespace, root = self._namespace_of(identity, request.cache_salt or "")
         key = self._prompts.key(request, root)
@@ -133,7 +140,11 @@ class TokenService:
         else:
             inputs = await self._encoder.in_thread(prompt_inputs, request, self.renderer)
         namespace = identity.namespace(cache_salt=getattr(request, "cache_salt", None) or "")
-        keys = [await self._keys(prompt, max_model_len) for prompt in inputs]
+        kept = tokens_kept(request, max_model_len)
+        keys = [
+            await (self._keys(prompt, max_model_len) if kept is None else self._last_tokens(prompt, kept))
+            for prompt in inputs
+        ]
         known = await self._encoder.segments(
             {key for some in keys if some for key in some if isinstance(key, str)}
         )
@@ -189,6 +200,12 @@ class TokenService:
             return [*texts, *resumed]
         before, behind = self._affixes
         return [*_packed(before), *texts, *_packed(behind), *resumed]
+
+    async def _last_tokens(self, prompt: PromptInput, count: int) -> list[str | bytes]:
+        """The last `count` tokens of a prompt and what follows it, as segments."""
+        whole = replace(prompt, resume_token_ids=())
+        ids = await self._encoder.in_thread(prompt_token_ids, whole, self.tokenizer)
+        return [*_packed(ids[-count:]), *_packed(prompt.resume_token_ids)]
 
 
 def _packed(ids: Sequence[int]) -> list[bytes]:

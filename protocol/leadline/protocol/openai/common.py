@@ -1,4 +1,4 @@
-"""Parts of the OpenAI API that chat and text completions share: sampling fields, response formats, usage.
+"""Parts of the OpenAI API that chat and text completions share: sampling fields, constraints, usage.
 
 Request fields are nullable because clients send explicit nulls; null and absent both mean "not given", and
 the server fills in its defaults (which may come from the model's generation_config.json). Ranges here hold
@@ -13,20 +13,23 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from leadline.protocol.openai.constraints import (
+    Choices,
+    Constraint,
+    ResponseFormat,
+    StructuredOutputs,
+    constraint_of,
+)
+
 __all__ = [
     "NOT_SUPPORTED",
     "FinishReason",
     "GenerationRequest",
-    "JsonObjectFormat",
-    "JsonSchema",
-    "JsonSchemaFormat",
     "MaxTokens",
     "NonEmptyStr",
     "PriorityClass",
     "PromptTokensDetails",
-    "ResponseFormat",
     "StreamOptions",
-    "TextFormat",
     "TokenId",
     "Usage",
     "limit_of",
@@ -60,51 +63,14 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """Extension: the usage so far in every chunk."""
 
 
-class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
-    """No constraint."""
-
-
-class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", kw_only=True):
-    """Any JSON object."""
-
-    schema: dict[str, Any] | None = None
-    """Extension, as other servers have it: a JSON Schema, as with `json_schema`."""
-
-
-class JsonSchema(msgspec.Struct, kw_only=True):
-    name: str | None = None
-    description: str | None = None
-    schema: dict[str, Any] | None = None
-    """A JSON Schema; absent: any JSON object."""
-    strict: bool | None = None
-
-
-class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", kw_only=True):
-    """JSON that validates against a schema."""
-
-    json_schema: JsonSchema
-
-
-ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
-
-
-_INSTEAD = "use response_format, regex or grammar"
-
 NOT_SUPPORTED = {
-    "guided_json": _INSTEAD,
-    "guided_regex": _INSTEAD,
-    "guided_choice": _INSTEAD,
-    "guided_grammar": _INSTEAD,
-    "structured_outputs": _INSTEAD,
     "json_schema": "use response_format",
     "ebnf": "use grammar",
     "use_beam_search": "use sampling, with best_of in /v1/completions",
     "allowed_token_ids": "use logit_bias, regex or grammar",
     "bad_words": "use logit_bias",
     "logits_processors": "use logit_bias, regex or grammar",
-    "truncate_prompt_tokens": "use token ids of /tokenize, as many as are wanted",
     "prompt_embeds": "use a text or token ids",
-    "return_tokens_as_token_ids": "use return_token_ids",
 }
 """Fields of other servers and of older clients that would change the answer, and what there is instead. All
 of them may be null, and may have the value that changes nothing."""
@@ -158,12 +124,26 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     regex: str | None = None
-    """The whole output must match it. At most one of this, `grammar` and a constraining `response_format`."""
+    """The whole output must match it. A request holds one constraint at most."""
     grammar: str | None = None
-    """Grammar, in llguidance's Lark dialect, that the whole output must match."""
+    """Grammar, in llguidance's Lark dialect or in GBNF, that the whole output must match."""
+    structured_outputs: StructuredOutputs | None = None
+    """vLLM's constraints."""
+    guided_json: dict[str, Any] | str | None = None
+    """These four are vLLM's older constraints. A JSON Schema, or the text of one."""
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     """Prefix cache entries are shared only among requests with equal salt."""
     priority_class: PriorityClass | None = None
+    priority: int | None = None
+    """vLLM's field. Above 0, where smaller numbers go first: class batch; else interactive. `priority_class`
+    wins."""
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    """Use only the last so many tokens of the prompt; -1: as many as the model takes."""
+    return_tokens_as_token_ids: bool | None = None
+    """Write tokens of log probabilities as `token_id:123`."""
     queue_timeout: Annotated[float, Meta(ge=0)] | None = None
     """Seconds the request may wait for admission; then 503. 0: served only if there is room at once."""
     deadline: Annotated[float, Meta(gt=0)] | None = None
@@ -174,26 +154,29 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     """Report output token ids beside the text."""
 
     # Refused, since an answer without them would not be what was asked for (NOT_SUPPORTED).
-    guided_json: None = None
-    guided_regex: None = None
-    guided_choice: None = None
-    guided_grammar: None = None
-    structured_outputs: None = None
     json_schema: None = None
     ebnf: None = None
     use_beam_search: bool | None = None
     allowed_token_ids: None = None
     bad_words: Nothing | None = None
     logits_processors: Nothing | None = None
-    truncate_prompt_tokens: None = None
     prompt_embeds: None = None
-    return_tokens_as_token_ids: bool | None = None
 
     not_supported: ClassVar[Mapping[str, str]] = NOT_SUPPORTED
 
     def __post_init__(self) -> None:
-        if self.use_beam_search or self.return_tokens_as_token_ids:
-            raise refused("use_beam_search" if self.use_beam_search else "return_tokens_as_token_ids")
+        if self.use_beam_search:
+            raise refused("use_beam_search")
+        if self.priority is not None and self.priority_class is None:
+            self.priority_class = "batch" if self.priority > 0 else "interactive"
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError("Expected `int` >= 1, or -1 - at `$.truncate_prompt_tokens`")
+        constraint_of(self)  # raises where there are several
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the whole output must match."""
+        return constraint_of(self)
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):

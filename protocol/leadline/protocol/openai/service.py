@@ -68,6 +68,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "leadline"
+    root: str | UnsetType = UNSET
+    """Extension, as vLLM has it: the model behind an alias."""
     max_model_len: int | UnsetType = UNSET
     """Extension: tokens, prompt and output together."""
     prefix_chain: PrefixChain | UnsetType = UNSET
@@ -91,6 +93,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     """For a text: put the model's BOS in front; true by default."""
+    return_token_strs: bool | None = None
+    """Show each token's text too."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -107,6 +111,8 @@ class TokenizeResponse(msgspec.Struct, kw_only=True):
     tokens: list[int]
     count: int
     max_model_len: int
+    token_strs: list[str] | UnsetType = UNSET
+    """With `return_token_strs`; what is no whole character is U+FFFD."""
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

@@ -23,7 +23,7 @@ from leadline.protocol.openai.service import TokenizeRequest
 from leadline.protocol.text.chat import ChatRenderer
 from leadline.protocol.text.tokenizer import Tokenizer
 
-__all__ = ["PromptInput", "PromptRequest", "prompt_inputs", "prompt_token_ids", "tools_shown"]
+__all__ = ["PromptInput", "PromptRequest", "prompt_inputs", "prompt_token_ids", "tokens_kept", "tools_shown"]
 
 PromptRequest = ChatCompletionRequest | CompletionRequest | TokenizeRequest
 
@@ -63,6 +63,18 @@ def prompt_token_ids(prompt: PromptInput, tokenizer: Tokenizer) -> list[int]:
     content = prompt.content
     ids = tokenizer.encode(content, prompt.add_special_tokens) if isinstance(content, str) else content
     return [*ids, *prompt.resume_token_ids] if prompt.resume_token_ids else ids
+
+
+def tokens_kept(request: PromptRequest, max_model_len: int) -> int | None:
+    """Return how many tokens at the end of the prompt are used (`truncate_prompt_tokens`); None: all.
+    `max_model_len` 0: not known."""
+    asked: int | None = getattr(request, "truncate_prompt_tokens", None)
+    if asked != -1:
+        return asked
+    if not max_model_len:
+        return None
+    output = getattr(request, "max_completion_tokens", None) or getattr(request, "max_tokens", None) or 1
+    return max(1, max_model_len - output)
 
 
 def tools_shown(tools: Sequence[ToolT] | None, tool_choice: object) -> Sequence[ToolT] | None:
