@@ -23,15 +23,12 @@ from leadline.protocol.openai.chat import (
     ToolChoice,
     UserMessage,
 )
-from leadline.protocol.openai.common import (
+from leadline.protocol.openai.common import LogitBias, PriorityClass, StopList, TokenId
+from leadline.protocol.openai.constraints import (
     JsonObjectFormat,
     JsonSchema,
     JsonSchemaFormat,
-    LogitBias,
-    PriorityClass,
     ResponseFormat,
-    StopList,
-    TokenId,
 )
 from leadline.protocol.responses.items import InputItem, messages_of
 
