@@ -21,7 +21,7 @@ T = TypeVar("T")
 _AT = re.compile(r" - at (`key` in )?`\$\.?(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
-_PART_TYPE = re.compile(r"messages\[\d+\]\.content\[\d+\]\.type")
+_PART_TYPE = re.compile(r"(?:messages\[\d+\]\.content|system)\[\d+\](?:\.content\[\d+\])?\.type")
 _LONE_SURROGATE = re.compile(
     rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\)(?:\\\\)*(?<!\\u[dD][89abAB][0-9a-fA-F]{2})(\\u[dD][c-fC-F][0-9a-fA-F]{2})"

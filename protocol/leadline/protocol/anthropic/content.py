@@ -1,0 +1,74 @@
+"""Content blocks and messages of a request.
+
+Markers such as `cache_control` and `citations` are accepted like every unknown field: they do not change the
+answer. The prefix cache needs no markers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from leadline.protocol.openai.common import NonEmptyStr
+
+__all__ = [
+    "AssistantMessage",
+    "Block",
+    "Content",
+    "Message",
+    "RedactedThinkingBlock",
+    "SystemMessage",
+    "TextBlock",
+    "ThinkingBlock",
+    "ToolResultBlock",
+    "ToolUseBlock",
+    "UserMessage",
+]
+
+
+class TextBlock(msgspec.Struct, tag_field="type", tag="text", kw_only=True):
+    text: str
+
+
+class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use", kw_only=True):
+    id: NonEmptyStr
+    name: NonEmptyStr
+    input: dict[str, Any]
+
+
+class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result", kw_only=True):
+    tool_use_id: NonEmptyStr
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+
+
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking", kw_only=True):
+    thinking: str
+    signature: str | None = None
+    """Accepted as it is: thoughts are not verified."""
+
+
+class RedactedThinkingBlock(msgspec.Struct, tag_field="type", tag="redacted_thinking", kw_only=True):
+    """A thought that only its author can read. It is left out."""
+
+    data: str | None = None
+
+
+Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+Content = str | list[Block]
+
+
+class UserMessage(msgspec.Struct, tag_field="role", tag="user", kw_only=True):
+    content: Content
+
+
+class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", kw_only=True):
+    content: Content
+
+
+class SystemMessage(msgspec.Struct, tag_field="role", tag="system", kw_only=True):
+    content: Content
+
+
+Message = UserMessage | AssistantMessage | SystemMessage
