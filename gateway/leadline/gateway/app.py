@@ -38,6 +38,8 @@ from leadline.protocol.http.answers import answer_to
 from leadline.protocol.http.asgi import Receive, Scope, Send, serve_asgi
 from leadline.protocol.http.deadlines import Deadlines
 from leadline.protocol.http.exchange import Exchange
+from leadline.protocol.http.head import authorization_of
+from leadline.protocol.http.request_id import NAME
 from leadline.protocol.openai.body import encode_body
 from leadline.protocol.openai.paths import no_such_path
 from leadline.protocol.openai.service import ModelCard, ModelList, VersionResponse
@@ -91,7 +93,7 @@ class WrongServer(RequestError):
 
 async def _not_started(scope: Scope, receive: Receive, send: Send) -> None:
     error = NoPods("the gateway is starting", code="starting", retry_after=1)
-    await _error(error)(scope, receive, send)
+    await _error(error, scope)(scope, receive, send)
 
 
 class Gateway:
@@ -126,7 +128,7 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] in DIALECTS and scope["method"] == "POST":
-            await _error(WrongServer())(scope, receive, send)
+            await _error(WrongServer(), scope)(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
 
@@ -215,7 +217,8 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
 
     async def cards(request: Request) -> list[ModelCard]:
         """Of the models that the key may use. Raises InvalidKey."""
-        principal = await KeyGate(gateway.keys).authenticate_slow(request.headers.get("authorization"))
+        authorization = authorization_of(request.scope["headers"], gateway.settings.max_body_bytes)
+        principal = await KeyGate(gateway.keys).authenticate_slow(authorization)
         return [card for card in gateway.table.model_cards() if principal.allows(card.id)]
 
     @get("/v1/models")
@@ -246,7 +249,8 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
         else:
             what = {405: f"{request.method} is not a method of this path"}
             kind, message = "invalid_request_error", f"{what.get(error.status_code, error.detail)}: {path}"
-        status, body = error_body(path, error.status_code, message, type=kind)
+        name = request.headers.get("x-request-id")
+        status, body = error_body(path, error.status_code, message, type=kind, request_id=name)
         return Response(body, status, dict(error.headers or {}), "application/json")
 
     return app
@@ -259,8 +263,12 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _error(error: RequestError) -> Response:
-    status, headers, body = answer_to(error)
+def _error(error: RequestError, scope: Scope | None = None) -> Response:
+    """`scope`: of a request for a path with errors of its own shape."""
+    path, name = "", None
+    if scope is not None:
+        path, name = scope["path"], dict(scope["headers"]).get(NAME)
+    status, headers, body = answer_to(error, path, name)
     return Response(body, status, {name.decode(): value.decode() for name, value in headers})
 
 

@@ -156,7 +156,7 @@ def _identity(path: Path) -> tuple[int, ...] | None:
 
 def _bearer(authorization: str | None) -> bytes:
     if not authorization:
-        raise _refusal("a key is needed: Authorization: Bearer KEY")
+        raise _refusal("a key is needed: Authorization: Bearer KEY, or x-api-key: KEY")
     scheme, _, key = authorization.partition(" ")
     key = key.strip()
     if scheme.lower() != "bearer" or not key:

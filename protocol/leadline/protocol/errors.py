@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from leadline.protocol.anthropic import errors as anthropic
+
 __all__ = [
     "SHOULD_RETRY",
     "EngineError",
@@ -78,6 +80,8 @@ class ErrorResponse(msgspec.Struct, kw_only=True, frozen=True):
 
 
 _encode = msgspec.json.Encoder().encode
+_MESSAGES = "/v1/messages"
+"""The path of Anthropic's API."""
 
 
 def encode_error(
@@ -99,6 +103,10 @@ def error_body(
     type: str = "invalid_request_error",
     param: str | None = None,
     code: str | int | None = None,
+    request_id: str | None = None,
 ) -> tuple[int, bytes]:
     """Return the status and the body of an error on `path`, in the shape of that path's API."""
+    if path.startswith(_MESSAGES) and path[len(_MESSAGES) :][:1] in ("", "/"):
+        status = anthropic.status_of(status, code)
+        return status, anthropic.encode_error(status, message, request_id)
     return status, encode_error(message, type=type, param=param, code=code)

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from leadline.gateway.proxy.body import Incoming, read_incoming
 from leadline.gateway.proxy.migration import MovableStream
+from leadline.gateway.proxy.movable_events import MovableEvents
 from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Say something."}]}
@@ -264,6 +265,85 @@ async def test_a_stream_cut_at_any_byte_reads_as_one_that_is_not(small_engine: E
             sent += stream.push(again[:second])
             if not stream.done:
                 assert same(told(sent + rest_of(stream, kind)), wanted), f"cut at {end}, then {second}"
+
+
+FUNCTION = {"name": "go", "input_schema": TOOL["function"]["parameters"]}
+MESSAGE: dict[str, Any] = {**ASK, "max_tokens": 8, "ignore_eos": True}
+NAMED: dict[str, dict[str, Any]] = {
+    "message": MESSAGE,
+    "message of odd characters": {**MESSAGE, "max_tokens": 40, "regex": ODD},
+    "message to its end": {**MESSAGE, **ENDS},
+    "message with a stop sequence": {**MESSAGE, "max_tokens": 40, "regex": "yes|no", "stop_sequences": ["e"]},
+    "message with a call that must be made": {
+        **MESSAGE,
+        "tools": [FUNCTION],
+        "tool_choice": {"type": "any"},
+        "max_tokens": 80,
+    },
+    "message with a call cut by length": {
+        **MESSAGE,
+        "tools": [FUNCTION],
+        "tool_choice": {"type": "tool", "name": "go"},
+        "max_tokens": 3,
+    },
+    "message with text between calls": {
+        **MESSAGE,
+        "tools": [FUNCTION],
+        "max_tokens": 80,
+        "regex": f"Look: {CALL} and {CALL}",
+    },
+}
+"""Streams of named events."""
+
+
+@pytest.mark.parametrize("name", NAMED)
+async def test_a_stream_of_named_events_cut_at_any_event_has_the_same_bytes(
+    small_engine: Engine, name: str
+) -> None:
+    identity = {"answer_id": "msg_1", "answer_created": 1, "return_token_ids": True}
+    body = {"model": "m", "stream": True, "seed": 5, **identity, **NAMED[name]}
+    answers: dict[tuple[int, ...], bytes] = {}
+
+    async with httpx.AsyncClient(base_url=small_engine.url, timeout=60) as client:
+
+        async def ask(point: tuple[int, ...]) -> None:
+            # No answer finds the prompt in the cache, which its usage would show.
+            more = {"resume_token_ids": list(point), "cache_salt": f"{name} {point}"}
+            got = await client.post("/v1/messages", json={**body, **more})
+            assert got.status_code == 200, got.text
+            answers[point] = got.content
+
+        await ask(())
+        whole = answers[()]
+        ends = ends_of_events(whole)
+        points = {continuation(MovableEvents(), whole[:end]) for end in ends}
+        await asyncio.gather(*[ask(point) for point in points - {()}])
+    wanted = MovableEvents().push(whole)
+    assert wanted.startswith(b"event: message_start")
+    assert wanted.endswith(b'data: {"type":"message_stop"}\n\n')
+    assert len(points) > 2
+    for end in ends:
+        stream = MovableEvents()
+        sent = stream.push(whole[:end])
+        if stream.done:
+            continue
+        again = answers[continuation(stream, b"")]
+        assert sent + stream.push(again) == wanted, f"cut at byte {end}"
+        # The continuation is cut as well.
+        for second in ends_of_events(again)[1::3]:
+            stream = MovableEvents()
+            sent = stream.push(whole[:end])
+            stream.resume()
+            sent += stream.push(again[:second])
+            if not stream.done:
+                sent += stream.push(answers[continuation(stream, b"")])
+            assert sent == wanted, f"cut at {end}, then {second}"
+
+
+def continuation(stream: MovableEvents, data: bytes) -> tuple[int, ...]:
+    """Where another pod goes on when the stream is cut behind this data."""
+    stream.push(data)
+    return tuple(stream.resume()["resume_token_ids"])  # type: ignore[arg-type]
 
 
 def every_byte(incoming: Incoming, whole: bytes) -> set[tuple[int, ...]]:

@@ -18,6 +18,7 @@ from gateway_rig import gateway_to, until
 from leadline.gateway.tokens.service import TokenService
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 HI = [{"role": "user", "content": "Hi"}]
 Row = tuple[str, str, bytes, int]
 
@@ -28,6 +29,15 @@ def text(status: int, **fields: Any) -> Row:
 
 def chat(status: int, **fields: Any) -> Row:
     return "POST", CHAT, json.dumps({"model": "m", "messages": HI, "max_tokens": 1} | fields).encode(), status
+
+
+def message(status: int, **fields: Any) -> Row:
+    body = {"model": "m", "messages": HI, "max_tokens": 1} | fields
+    return "POST", MESSAGES, json.dumps(body).encode(), status
+
+
+def count(status: int, **fields: Any) -> Row:
+    return "POST", COUNT, json.dumps({"model": "m", "messages": HI} | fields).encode(), status
 
 
 def raw(status: int, body: bytes, path: str = TEXT) -> Row:
@@ -132,6 +142,29 @@ FIELDS = [
     chat(400, echo=True),
     chat(400, stream="yes"),
 ]
+IMAGE = [{"role": "user", "content": [{"type": "image"}]}]
+SCHEMA: dict[str, Any] = {"name": "f", "input_schema": {"type": "object"}}
+OF_MESSAGES = [
+    *(raw(400, body, path) for body in (b"", b"{", b"[]", b"{}", b"\xff") for path in (MESSAGES, COUNT)),
+    message(200),
+    message(200, tools=[SCHEMA, {"type": "web_search_20250305", "name": "web_search"}]),
+    message(400, max_tokens=None),
+    message(400, messages=IMAGE),
+    message(400, tools=[{"name": "f"}]),
+    message(400, tools=[SCHEMA, SCHEMA]),
+    message(400, tools=[{**SCHEMA, "input_schema": {"type": "nonsense"}}], tool_choice={"type": "any"}),
+    message(400, tool_choice={"type": "any"}),
+    message(400, messages=[{"role": "user", "content": "word " * 4000}]),
+    message(400, stop_sequences=["x"] * 65),
+    message(404, model="other"),
+    count(200),
+    count(200, messages=[{"role": "user", "content": "word " * 4000}]),
+    count(400, messages=IMAGE),
+    count(404, model="other"),
+    ("GET", MESSAGES, b"", 405),
+    ("GET", COUNT, b"", 405),
+    ("POST", MESSAGES + "/batches", b"{}", 404),
+]
 PATHS = [
     ("GET", CHAT, b"", 405),
     ("PUT", TEXT, GOOD, 405),
@@ -157,7 +190,7 @@ async def test_an_odd_request_has_one_status(engine: Engine, model_folder: Path,
             assert service is not None
             await until(lambda: isinstance(service.tokens, TokenService), 60)
         async with httpx.AsyncClient(timeout=60) as client:
-            for method, path, body, status in (*BODIES, *FIELDS, *PATHS):
+            for method, path, body, status in (*BODIES, *FIELDS, *OF_MESSAGES, *PATHS):
                 there = await client.request(method, engine.url + path, content=body)
                 here = await client.request(method, rig.url + path, content=body)
                 what = f"{method} {path} {body[:100]!r} … {len(body)}"
@@ -165,10 +198,12 @@ async def test_an_odd_request_has_one_status(engine: Engine, model_folder: Path,
                     differences.append((what, status, there.status_code, here.status_code, here.text[:200]))
                 elif status >= 400 and (told(there) != told(here)):
                     differences.append((what, status, told(there), told(here), here.text[:200]))
+                elif path == COUNT and here.content != there.content:
+                    differences.append((what, status, there.text, here.text))
         await rig.settled()
     assert not differences, "\n".join(map(str, differences))
 
 
 def told(response: httpx.Response) -> tuple[Any, ...]:
     error = response.json()["error"]
-    return error["type"], error["param"], error["code"]
+    return error["type"], error.get("param"), error.get("code"), set(response.json())

@@ -1,7 +1,7 @@
 """The FastAPI application: which path leads to which handler, and what every answer has in common.
 
-Every error a client sees has the OpenAI shape, those of the router (404, 405) included. A handler takes
-(request, state) and returns a response or raises; `_endpoint` is the one place where exceptions become
+Every error a client sees has the shape of its path's API, also those of the router (404, 405). A handler
+takes (request, state) and returns a response or raises; `_endpoint` is the one place where exceptions become
 answers.
 """
 
@@ -16,13 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from leadline.engine.async_engine import AsyncEngine
-from leadline.engine.server import chat, completions, profile, service
+from leadline.engine.server import chat, completions, messages, profile, service
 from leadline.engine.server.generation import log_failure
 from leadline.engine.server.http import ApiError, ClientGone, api_error, error_response
 from leadline.engine.server.metrics import Metrics
 from leadline.engine.server.openapi import document
 from leadline.engine.server.settings import ServerSettings
 from leadline.engine.server.state import Phase, ServerState
+from leadline.protocol.http.head import authorization_of
 from leadline.protocol.openai.paths import no_such_path
 
 __all__ = ["create_app"]
@@ -40,6 +41,8 @@ _OPEN_ROUTES: list[tuple[str, str, Handler]] = [
 _KEYED_ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/chat/completions", chat.create),
     ("POST", "/v1/completions", completions.create),
+    ("POST", "/v1/messages", messages.create),
+    ("POST", "/v1/messages/count_tokens", messages.count_tokens),
     ("GET", "/v1/models", service.models),
     ("GET", "/v1/models/{name:path}", service.model),
     ("POST", "/tokenize", service.tokenize),
@@ -81,7 +84,7 @@ def create_app(engine: AsyncEngine | None, settings: ServerSettings) -> FastAPI:
             message = f"{what.get(error.status_code, error.detail)}: {path}"
         kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
         failure = ApiError(error.status_code, message, type=kind, headers=dict(error.headers or {}))
-        return error_response(failure, path)
+        return error_response(failure, request)
 
     return app
 
@@ -90,7 +93,7 @@ def _endpoint(handler: Handler, state: ServerState, keyed: bool) -> Callable[[Re
     async def endpoint(request: Request) -> Response:
         try:
             if keyed:
-                _check_key(request, state.settings.api_keys)
+                _check_key(request, state.settings)
             return await handler(request, state)
         except ClientGone:
             return Response(status_code=499)  # goes nowhere
@@ -98,19 +101,20 @@ def _endpoint(handler: Handler, state: ServerState, keyed: bool) -> Callable[[Re
             answer = api_error(error)
             if answer.code == "internal_error":
                 log_failure(request, error, answer)
-            return error_response(answer, request.url.path)
+            return error_response(answer, request)
 
     return endpoint
 
 
-def _check_key(request: Request, keys: tuple[str, ...]) -> None:
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+def _check_key(request: Request, settings: ServerSettings) -> None:
+    authorization = authorization_of(request.scope["headers"], settings.max_body_bytes)
+    scheme, _, given = (authorization or "").partition(" ")
     # Every key is compared, in constant time each, so that timing tells nothing.
-    matches = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
+    matches = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in settings.api_keys]
     if scheme.lower() != "bearer" or not any(matches):
         raise ApiError(
             401,
-            "a valid API key is needed: Authorization: Bearer KEY",
+            "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY",
             type="authentication_error",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},

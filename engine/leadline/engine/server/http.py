@@ -95,10 +95,16 @@ def api_error(error: BaseException) -> ApiError:
     )
 
 
-def error_response(error: ApiError, path: str) -> Response:
-    """Return the answer to a request of `path`, in the shape of that path's API."""
+def error_response(error: ApiError, request: Request) -> Response:
+    """Return the answer to `request`, in the shape of its path's API."""
     status, body = error_body(
-        path, error.status, error.message, type=error.type, param=error.param, code=error.code
+        request.url.path,
+        error.status,
+        error.message,
+        type=error.type,
+        param=error.param,
+        code=error.code,
+        request_id=request.headers.get("x-request-id"),
     )
     return Response(body, status, error.headers, media_type="application/json")
 

@@ -9,6 +9,19 @@ from typing import Any
 import msgspec
 
 from leadline.engine.server.service import leadline_version
+from leadline.protocol.anthropic.answers import (
+    ContentBlockDelta,
+    ContentBlockStart,
+    ContentBlockStop,
+    MessageAnswer,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    MessageTokensCount,
+    Ping,
+)
+from leadline.protocol.anthropic.errors import ErrorAnswer, ErrorEvent
+from leadline.protocol.anthropic.request import CountTokensRequest, MessagesRequest
 from leadline.protocol.errors import ErrorResponse
 from leadline.protocol.openai.answers import (
     ChatCompletion,
@@ -45,9 +58,23 @@ _ERRORS = {
     500: "The engine failed.",
     503: "Loading, shutting down, or queued for too long; Retry-After says when to come back.",
     504: "The request's own deadline passed.",
+    529: "The queue is full, or the server is loading or shutting down; Retry-After says when to come back.",
 }
 _OTHER_SHAPES: dict[tuple[str, int], Any] = {("/ready", 503): NotReadyResponse}
 _GENERATE = (400, 401, 404, 413, 429, 500, 503, 504)
+_ERROR_OF = {"/v1/messages": ErrorAnswer, "/v1/messages/count_tokens": ErrorAnswer}
+"""Paths whose errors have a shape of their own."""
+_MESSAGE_EVENT = (
+    MessageStart
+    | Ping
+    | ContentBlockStart
+    | ContentBlockDelta
+    | ContentBlockStop
+    | MessageDelta
+    | MessageStop
+    | ErrorEvent
+)
+"""Their names are those of their types."""
 _TEXT = (400, 401, 404, 413, 500, 503)
 
 # path, method, summary, request type, answer type, chunk type of a stream, statuses of errors
@@ -62,6 +89,24 @@ _OPERATIONS: list[tuple[str, str, str, Any, Any, Any, tuple[int, ...]]] = [
         _GENERATE,
     ),
     ("/v1/completions", "post", "Continue a text", CompletionRequest, Completion, Completion, _GENERATE),
+    (
+        "/v1/messages",
+        "post",
+        "Answer a conversation, in Anthropic's form",
+        MessagesRequest,
+        MessageAnswer,
+        _MESSAGE_EVENT,
+        (400, 401, 404, 413, 500, 504, 529),
+    ),
+    (
+        "/v1/messages/count_tokens",
+        "post",
+        "Count the tokens of a conversation",
+        CountTokensRequest,
+        MessageTokensCount,
+        None,
+        (400, 401, 404, 413, 500, 529),
+    ),
     ("/v1/models", "get", "The model served", None, ModelList, None, (401, 500, 503)),
     ("/v1/models/{name}", "get", "A name of the model", None, ModelCard, None, (401, 404, 500, 503)),
     ("/tokenize", "post", "Text to token ids", TokenizeRequest, TokenizeResponse, None, _TEXT),
@@ -91,6 +136,13 @@ _OPERATIONS: list[tuple[str, str, str, Any, Any, Any, tuple[int, ...]]] = [
 ]
 
 
+def _named_event(event: dict[str, Any]) -> dict[str, Any]:
+    """One server-sent event that has a name."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": event}
+    properties = {"event": {"type": "string"}, "data": data}
+    return {"type": "object", "required": ["event", "data"], "properties": properties}
+
+
 def _event(chunk: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
     """One server-sent event: before OpenAPI 3.2, by convention, `schema` of a stream describes each."""
     json_text = {"type": "string", "contentMediaType": "application/json"}
@@ -107,7 +159,7 @@ def _refusal(status: int, schema: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def document() -> dict[str, Any]:
-    types: list[Any] = [ErrorResponse, *_OTHER_SHAPES.values()]
+    types: list[Any] = [ErrorResponse, *_OTHER_SHAPES.values(), *set(_ERROR_OF.values())]
     for _, _, _, request, answer, chunk, _ in _OPERATIONS:
         types += [kind for kind in (request, answer, chunk) if kind is not None and kind not in types]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -115,11 +167,14 @@ def document() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for path, method, summary, request, answer, chunk, errors in _OPERATIONS:
         content = {"application/json": {"schema": schema_of[answer]}}
-        if chunk is not None:
+        error_kind = _ERROR_OF.get(path, ErrorResponse)
+        if chunk is _MESSAGE_EVENT:
+            content["text/event-stream"] = {"schema": _named_event(schema_of[chunk])}
+        elif chunk is not None:
             content["text/event-stream"] = {"schema": _event(schema_of[chunk], schema_of[ErrorResponse])}
         responses: dict[str, Any] = {"200": {"description": "OK", "content": content}}
         for status in errors:
-            shape = _OTHER_SHAPES.get((path, status), ErrorResponse)
+            shape = _OTHER_SHAPES.get((path, status), error_kind)
             responses[str(status)] = _refusal(status, schema_of[shape])
         operation: dict[str, Any] = {
             "summary": summary,

@@ -19,6 +19,7 @@ __all__ = [
     "extras",
     "in_words_of_chat",
     "in_words_of_completions",
+    "in_words_of_messages",
 ]
 
 _COPIED = (
@@ -56,6 +57,16 @@ def chat_sampling(request: ChatCompletionRequest, structured: StructuredSpec | N
 def in_words_of_chat(error: RequestError) -> RequestError:
     """The engine's refusal with the field's name in a chat."""
     return _renamed(error, {"prompt": "messages", "logprobs": "top_logprobs"}.get(error.param or ""))
+
+
+def in_words_of_messages(error: RequestError) -> RequestError:
+    """The engine's refusal of a chat with the field's name in a Messages request."""
+    if error.code == "context_length_exceeded":
+        # By these words Anthropic's clients know that they must shorten the conversation.
+        error.message = f"prompt is too long: {error.message}"
+        error.args = (error.message,)
+    renamed = {"response_format": "output_config.format", "stop": "stop_sequences"}
+    return _renamed(error, renamed.get(error.param or ""))
 
 
 def in_words_of_completions(error: RequestError, request: CompletionRequest) -> RequestError:

@@ -9,7 +9,7 @@ module writes the pieces in its own shape.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -60,14 +60,23 @@ class Piece:
 
     index: int
     """Of the choice."""
-    parsed: ParsedText
-    """New output."""
+    steps: list[ParsedText]
+    """New output. Where the turn is read in order (`ChatTurn.reads_in_order`), in steps so small that their
+    order is that of the output; otherwise one step."""
     earlier: list[ParsedText]
     """Output that the client already has from an earlier attempt on another pod, in small steps. It changes
     the writer's state but is not written again."""
     delta: OutputDelta
     first: bool
     """Whether this is the first piece of its choice that is written."""
+
+    @property
+    def parsed(self) -> ParsedText:
+        """All new output in one."""
+        if len(self.steps) == 1:
+            return self.steps[0]
+        content = "".join(step.content for step in self.steps)
+        return ParsedText(content, [part for step in self.steps for part in step.calls])
 
     @property
     def is_written(self) -> bool:
@@ -129,6 +138,7 @@ class ChatTurn:
         choices: one for each of the request's `n`.
         usage: tokens so far.
         headers: what the answer's headers say beside the usual.
+        reads_in_order: the API shows in which order text and calls came. Set before the first `read`.
     """
 
     def __init__(
@@ -146,6 +156,7 @@ class ChatTurn:
         self.created = created
         self.headers = _skipped(body)
         self.usage = UsageCounter()
+        self.reads_in_order = False
         self._plan = plan
         self._request = request
         self.choices = [TurnChoice(self._parser(index)) for index in range(request.sampling.n)]
@@ -164,23 +175,21 @@ class ChatTurn:
         """Parse a delta and count it."""
         choice = self.choices[delta.index]
         first = choice.last is None
-        parsed, earlier = ParsedText(), []
+        steps, earlier = [ParsedText()], []
         if not delta.resumed:
-            parsed = self._parse(choice, delta.text, delta.finish_reason)
+            # A delta of one token is in order as it is.
+            several = len(delta.token_ids) > 1 or bool(self.body.stop)
+            steps = self._steps(choice, delta, self.reads_in_order and several)
         else:
-            # By characters, so that what came of several tokens is in the order of the output.
-            steps = delta.text if choice.parser is not None else [delta.text]
-            earlier = [self._parse(choice, text, None) for text in steps]
-            if delta.finish_reason is not None:
-                earlier.append(self._parse(choice, "", delta.finish_reason))
+            earlier = self._steps(choice, delta, True)
             if delta.finish_reason is None:
-                return Piece(delta.index, parsed, earlier, delta, first)
+                return Piece(delta.index, steps, earlier, delta, first)
             # The earlier attempt has given out all but the end.
             delta.text, delta.token_ids = "", []
         timer.delta(delta)
         self.usage.add(delta)
         choice.last = delta
-        return Piece(delta.index, parsed, earlier, delta, first)
+        return Piece(delta.index, steps, earlier, delta, first)
 
     def finish_reason(self, choice: TurnChoice) -> FinishReason:
         """Why a choice ended: for its calls, unless it was cut short."""
@@ -210,6 +219,15 @@ class ChatTurn:
     def id_of(self, part: str) -> str:
         """Return 24 hexadecimal digits that name a part of this answer, the same on every pod."""
         return blake2b(f"{self.id}/{part}".encode(), digest_size=12).hexdigest()
+
+    def _steps(self, choice: TurnChoice, delta: OutputDelta, in_order: bool) -> list[ParsedText]:
+        """Parse a delta. `in_order`: by characters, so that what came of several tokens is in the order of
+        the output."""
+        texts: Sequence[str] = delta.text if in_order and choice.parser is not None else [delta.text]
+        steps = [self._parse(choice, text, None) for text in texts]
+        if delta.finish_reason is not None and choice.parser is not None:
+            steps.append(self._parse(choice, "", delta.finish_reason))
+        return steps
 
     def _parse(self, choice: TurnChoice, text: str, ended: object) -> ParsedText:
         """Parse more of a choice, and what was held back if it has `ended`."""

@@ -2,7 +2,7 @@
 
     pick ─▶ lease ─▶ index.routed ─▶ send ─▶ status ─▶ first piece of the body ─▶ the relay has it
       ▲                                │        │           │
-      └── another pod ◀── lost, timeout, hangs ─┴─ 429, 502, 503, 504
+      └── another pod ◀── lost, timeout, hangs ─┴─ 429, 502, 503, 504, 529
 
 Room: gateway/proxy. Until the first piece is handed over nothing has gone to the client, so another pod may
 be tried (P14); after that only relay.py can say what may be done.
@@ -38,7 +38,7 @@ __all__ = ["ELSEWHERE", "BadGateway", "Dispatcher", "GatewayTimeout"]
 
 logger = logging.getLogger("leadline.gateway")
 
-ELSEWHERE = frozenset((429, 502, 503, 504))
+ELSEWHERE = frozenset((429, 502, 503, 504, 529))
 """Statuses that another pod may not answer, nor this one a moment later."""
 _SICK = frozenset((500, 502, 504))
 _HELD_BODY = 16 << 20
@@ -274,6 +274,8 @@ class Dispatcher:
 
     def _judge(self, call: Call, attempt: Attempt, status: int) -> str | None:
         """What the status says of the pod, and whether to go elsewhere for it."""
+        if status == 529:  # what Anthropic's API has for the 503 of others
+            status = 503
         full = status == 503 and header(attempt.headers, b"retry-after") is not None
         late = status == 504 and call.deadline is not None
         own = header(attempt.headers, SHOULD_RETRY.lower().encode()) == b"false"

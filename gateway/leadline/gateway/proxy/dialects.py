@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -16,8 +16,12 @@ import msgspec
 from leadline.gateway.proxy.body import Incoming, read_incoming
 from leadline.gateway.proxy.events import DONE, event
 from leadline.gateway.proxy.migration import MovableStream
+from leadline.gateway.proxy.movable_events import MovableEvents
+from leadline.protocol.anthropic.answers import MessageTokensCount, MessageUsage
+from leadline.protocol.anthropic.errors import ErrorEvent
+from leadline.protocol.anthropic.request import CountTokensRequest, MessagesRequest
 from leadline.protocol.errors import encode_error
-from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest
+from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest, encode_body
 from leadline.protocol.openai.common import Usage
 
 __all__ = ["DIALECTS", "Dialect", "Movable", "answer_identity"]
@@ -70,6 +74,7 @@ class Dialect:
         usage_in: the usage in the last bytes of a stream.
         failing: (message, type, code) of an error to the event that ends a stream that cannot go on.
         identity: makes the fields that give an answer the same id and time on every pod.
+        counting: for requests that ask for the number of their prompt's tokens: that number to the answer.
     """
 
     operation: str
@@ -80,6 +85,7 @@ class Dialect:
     usage_in: Callable[[bytes], Usage | None]
     failing: Callable[[str, str, str], bytes]
     identity: Callable[[], dict[str, object]] = dict
+    counting: Callable[[int], bytes] | None = None
 
 
 def answer_identity(prefix: str) -> dict[str, object]:
@@ -128,8 +134,62 @@ def _chunks(operation: str, kind: type[ChatCompletionRequest] | type[CompletionR
     )
 
 
+class _Message(msgspec.Struct):
+    usage: MessageUsage | None = None
+
+
+_messages = msgspec.json.Decoder(_Message)
+_message_usages = msgspec.json.Decoder(MessageUsage)
+_STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+
+def _message_usage_of(body: bytes) -> Usage | None:
+    try:
+        usage = _messages.decode(body).usage
+    except msgspec.DecodeError:
+        return None
+    return None if usage is None else usage.of_chat()
+
+
+def _message_usage_in(tail: bytes) -> Usage | None:
+    """Only where the last events say all of it, as not all servers' do."""
+    found = _USAGE.findall(tail)
+    try:
+        return _message_usages.decode(found[-1]).of_chat() if found else None
+    except msgspec.DecodeError:
+        return None
+
+
+def _message_failing(message: str, type: str, code: str) -> bytes:
+    return b"event: error\n" + event(encode_body(ErrorEvent.of(502, message, code)))
+
+
+def _no_usage(data: bytes) -> Usage:
+    """Counting takes no tokens."""
+    return Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
+
+
+_MESSAGES = Dialect(
+    operation="chat",
+    read=partial(read_incoming, kind=MessagesRequest),
+    moving=lambda incoming: MovableEvents(getattr(incoming.full, "resume_token_ids", None)),
+    is_whole=lambda tail: tail.endswith(_STOP),
+    usage_of=_message_usage_of,
+    usage_in=_message_usage_in,
+    failing=_message_failing,
+    identity=partial(answer_identity, "msg_"),
+)
+
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": _chunks("chat", ChatCompletionRequest),
     "/v1/completions": _chunks("text_completion", CompletionRequest),
+    "/v1/messages": _MESSAGES,
+    "/v1/messages/count_tokens": replace(
+        _MESSAGES,
+        operation="count_tokens",
+        read=partial(read_incoming, kind=CountTokensRequest),
+        usage_of=_no_usage,
+        counting=lambda tokens: encode_body(MessageTokensCount(input_tokens=tokens)),
+    ),
 }
 """Path → its API."""

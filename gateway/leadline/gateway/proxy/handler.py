@@ -141,6 +141,10 @@ class ProxyHandler:
         spent = time.monotonic() - began
         if self._tracing is not None:
             self._tracing.start(call)
+        if dialect.counting is not None and prompt.exact:
+            call.status, counted = 200, dialect.counting(prompt.tokens)
+            exchange.answer(200, [(b"content-type", b"application/json"), *books.extra_headers], counted)
+            return
         estimate = books.estimated = prompt.tokens + (incoming.max_tokens or 0) * incoming.choices
         if gate.limits(principal):
             limits = await gate.take(principal, estimate)
@@ -223,5 +227,5 @@ class _Asking:
 
 def _error_answer(error: RequestError, exchange: Exchange, books: _Books) -> None:
     """Answer with an error in the shape of the path's API."""
-    books.status, headers, body = answer_to(error, exchange.path)
+    books.status, headers, body = answer_to(error, exchange.path, books.request_id)
     exchange.answer(books.status, headers + books.extra_headers, body)

@@ -21,6 +21,7 @@ from leadline.gateway.proxy.headers import header, response_headers
 from leadline.gateway.proxy.upstream import Connection, UpstreamError, UpstreamLost
 from leadline.protocol.http.answers import answer_to
 from leadline.protocol.http.exchange import Exchange
+from leadline.protocol.http.request_id import NAME
 
 __all__ = ["relay"]
 
@@ -239,7 +240,8 @@ async def _break_off(call: Call, client: Exchange, message: str) -> None:
     call.status = 502
     error = BadGateway("the pod was lost in mid-stream", code="upstream_lost")
     if not client.started:
-        call.status, headers, body = answer_to(error, client.path)
+        name = header(call.extra_headers, NAME)
+        call.status, headers, body = answer_to(error, client.path, name)
         client.answer(call.status, headers + call.extra_headers, body)
         return
     last = call.dialect.failing(error.message, error.type, "upstream_lost")

@@ -13,17 +13,17 @@ import msgspec
 from leadline.protocol.openai.common import NonEmptyStr
 
 __all__ = [
-    "AssistantMessage",
+    "AssistantTurn",
     "Block",
     "Content",
     "Message",
     "RedactedThinkingBlock",
-    "SystemMessage",
+    "SystemTurn",
     "TextBlock",
     "ThinkingBlock",
     "ToolResultBlock",
     "ToolUseBlock",
-    "UserMessage",
+    "UserTurn",
 ]
 
 
@@ -59,16 +59,16 @@ Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThi
 Content = str | list[Block]
 
 
-class UserMessage(msgspec.Struct, tag_field="role", tag="user", kw_only=True):
+class UserTurn(msgspec.Struct, tag_field="role", tag="user", kw_only=True):
     content: Content
 
 
-class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", kw_only=True):
+class AssistantTurn(msgspec.Struct, tag_field="role", tag="assistant", kw_only=True):
     content: Content
 
 
-class SystemMessage(msgspec.Struct, tag_field="role", tag="system", kw_only=True):
+class SystemTurn(msgspec.Struct, tag_field="role", tag="system", kw_only=True):
     content: Content
 
 
-Message = UserMessage | AssistantMessage | SystemMessage
+Message = UserTurn | AssistantTurn | SystemTurn

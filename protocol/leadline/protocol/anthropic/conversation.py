@@ -42,7 +42,7 @@ from leadline.protocol.openai.chat import (
 
 __all__ = ["Conversation", "chat_messages"]
 
-_ROLE_OF = {blocks.UserMessage: "user", blocks.AssistantMessage: "assistant", blocks.SystemMessage: "system"}
+_ROLE_OF = {blocks.UserTurn: "user", blocks.AssistantTurn: "assistant", blocks.SystemTurn: "system"}
 _ALLOWED: dict[str, tuple[type[Block], ...]] = {
     "user": (TextBlock, ToolResultBlock),
     "assistant": (TextBlock, ToolUseBlock, ThinkingBlock, RedactedThinkingBlock),

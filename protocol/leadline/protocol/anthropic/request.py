@@ -21,8 +21,6 @@ from leadline.protocol.openai.chat import (
 )
 from leadline.protocol.openai.chat import Tool as ChatTool
 from leadline.protocol.openai.common import (
-    JsonSchema,
-    JsonSchemaFormat,
     LogitBias,
     NonEmptyStr,
     Nothing,
@@ -31,14 +29,15 @@ from leadline.protocol.openai.common import (
     StopList,
     TokenId,
 )
+from leadline.protocol.openai.constraints import JsonSchema, JsonSchemaFormat
 
-__all__ = ["CountTokensRequest", "MessagesRequest", "Tool"]
+__all__ = ["CountTokensRequest", "MessagesRequest", "MessagesTool"]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """Of a skipped tool: fit for a header and a log."""
 
 
-class Tool(msgspec.Struct, kw_only=True):
+class MessagesTool(msgspec.Struct, kw_only=True):
     """A tool with an `input_schema`. A tool of another type may have none: Anthropic runs it, or its models
     were trained on it. Such a tool is skipped."""
 
@@ -143,7 +142,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     """Served name; null or absent: the only model there is."""
     system: str | list[TextBlock] | None = None
-    tools: list[Tool] | None = None
+    tools: list[MessagesTool] | None = None
     tool_choice: AutoChoice | AnyChoice | NamedChoice | NoneChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -314,7 +313,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         return chat
 
 
-def _function(tool: Tool) -> Function:
+def _function(tool: MessagesTool) -> Function:
     assert tool.name is not None
     description = tool.description
     if tool.input_examples:

@@ -28,7 +28,9 @@ class ShuttingDown(RequestError):
         super().__init__("the server is shutting down", code="draining")
 
 
-def answer_to(error: RequestError, path: str = "") -> tuple[int, Headers, bytes]:
+def answer_to(
+    error: RequestError, path: str = "", request_id: bytes | None = None
+) -> tuple[int, Headers, bytes]:
     """Return status, headers and body for `error` on `path`, in the shape of that path's API. `retry_after`
     (seconds) and `headers` of the error, where it has them, become headers of the answer."""
     headers = [(b"content-type", b"application/json")]
@@ -38,6 +40,12 @@ def answer_to(error: RequestError, path: str = "") -> tuple[int, Headers, bytes]
     more: dict[str, str] = getattr(error, "headers", {})
     headers += [(name.lower().encode(), value.encode()) for name, value in more.items()]
     status, body = error_body(
-        path, error.status, error.message, type=error.type, param=error.param, code=error.code
+        path,
+        error.status,
+        error.message,
+        type=error.type,
+        param=error.param,
+        code=error.code,
+        request_id=None if request_id is None else request_id.decode("ascii"),
     )
     return status, headers, body

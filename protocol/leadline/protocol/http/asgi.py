@@ -92,7 +92,7 @@ async def serve_asgi(
 
 def _refuse(exchange: Exchange, error: RequestError, extra: Headers) -> None:
     if not exchange.started:
-        status, headers, body = answer_to(error)
+        status, headers, body = answer_to(error, exchange.path, dict(extra)[NAME])
         exchange.answer(status, headers + extra, body)
 
 

@@ -27,7 +27,7 @@ from leadline.protocol.errors import RequestError
 if TYPE_CHECKING:
     from leadline.protocol.http.request_reader import RequestReader
 
-__all__ = ["BodyTooLarge", "ClientGone", "Exchange", "SlowRequest", "too_large", "whole_answer"]
+__all__ = ["BodyTooLarge", "ClientGone", "Exchange", "SlowRequest", "path_of", "too_large", "whole_answer"]
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -46,7 +46,8 @@ _STATUS_LINES = {status: _status_line(status) for status in range(100, 600)}
 
 
 @lru_cache(maxsize=256)
-def _path_of(target: bytes) -> str:
+def path_of(target: bytes) -> str:
+    """Return the path of a request's target, percent signs resolved."""
     try:
         path = httptools.parse_url(target).path
     except httptools.HttpParserInvalidURLError:
@@ -111,7 +112,7 @@ class Exchange:
         self.method = method
         self.target = target
         """As in the request line, with its query."""
-        self.path = _path_of(target)
+        self.path = path_of(target)
         """Of the target, percent signs resolved."""
         self.headers = headers
         """Names in lower case."""

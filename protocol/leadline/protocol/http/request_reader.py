@@ -10,7 +10,7 @@ import httptools
 
 from leadline.protocol.errors import RequestError
 from leadline.protocol.http.client_socket import ClientSocket
-from leadline.protocol.http.exchange import Exchange
+from leadline.protocol.http.exchange import Exchange, path_of
 from leadline.protocol.http.settings import HttpSettings
 
 __all__ = ["RequestReader"]
@@ -178,6 +178,11 @@ class RequestReader(ClientSocket, ABC):
         self._arrived(exchange)
 
     # -- inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def _path(self) -> str:
+        """Of the request whose head is being read, as far as it has come; empty where nothing has."""
+        return path_of(self._url) if self._url else ""
 
     def _hold(self) -> None:
         """Parse no further until `_release`."""

@@ -252,7 +252,7 @@ class ServerProtocol(RequestReader):
         if exchange.started:
             self.drop()
         else:
-            exchange.answer(*answer_to(InternalError()))
+            exchange.answer(*answer_to(InternalError(), exchange.path))
 
     def _stalled(self, transport: asyncio.Transport) -> None:
         """The client stays, and does not read: it must not keep a pod busy."""
@@ -285,7 +285,7 @@ class ServerProtocol(RequestReader):
         self._deaf = True
         self._timed = False
         if not self._close_behind():
-            self.send(whole_answer(*answer_to(fault), close=True))
+            self.send(whole_answer(*answer_to(fault, self._path), close=True))
             self._linger()
 
     def _close_behind(self) -> bool:

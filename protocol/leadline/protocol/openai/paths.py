@@ -10,7 +10,7 @@ __all__ = ["no_such_path"]
 _NOT_SERVED = {
     "/v1/embeddings": "there are no embeddings here",
     "/v1/responses": "use /v1/chat/completions",
-    "/v1/messages": "use /v1/chat/completions, OpenAI's form",
+    "/v1/messages/batches": "send the requests one by one; priority_class: batch lets others go first",
     "/v1/moderations": "there is no moderation here",
     "/v1/images": "models here read and write text only",
     "/v1/audio": "models here read and write text only",
