@@ -7,10 +7,12 @@ from pathlib import Path
 
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chat
+from openai.types.responses import response_create_params as responses
 
 from leadline.engine.server.openapi import document
 from leadline.gateway.proxy.dialects import DIALECTS
 from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest
+from leadline.protocol.responses import ResponsesRequest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 FIELDS = PAGE.split("\n## Fields\n")[1].split("\n## ")[0]
@@ -40,6 +42,21 @@ def test_every_field_is_served_refused_or_ignored_as_the_page_says() -> None:
     assert in_backticks(ignored) == OPENAIS - OURS
     assert first_column(of_openai) == OPENAIS & OURS - refused_fields
     assert first_column(beyond) == OURS - OPENAIS - refused_fields
+
+
+def test_every_field_of_responses_is_served_refused_or_ignored_as_its_page_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "responses.md").read_text()
+    fields = page.split("\n## Fields of a request\n")[1].split("\n## ")[0]
+    of_openai, rest = fields.split("Beyond OpenAI's, ")
+    beyond, rest = rest.split("\nRefused with 400: ")
+    refused, ignored = rest.split("\nIgnored, ")
+    ours = {*ResponsesRequest.__struct_fields__}
+    openais = {*responses.ResponseCreateParamsBase.__annotations__, "stream"}
+    refused_fields = {"background", "conversation", "previous_response_id", "prompt"}
+    assert in_backticks(refused) - {"input"} == refused_fields
+    assert in_backticks(ignored) == openais - ours
+    assert first_column(of_openai) == openais & ours - refused_fields
+    assert in_backticks(beyond) == ours - openais
 
 
 def test_every_path_of_an_engine_is_in_the_table() -> None:

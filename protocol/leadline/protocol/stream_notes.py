@@ -36,6 +36,8 @@ class Note(msgspec.Struct, frozen=True):
 
 def tokens_note(token_ids: Sequence[int]) -> bytes:
     """Say that the events so far stand for these tokens. No tokens: the events that open an answer."""
+    if len(token_ids) == 1:
+        return b": tokens %d\n\n" % token_ids[0]
     return b": tokens %s\n\n" % ",".join(map(str, token_ids)).encode()
 
 

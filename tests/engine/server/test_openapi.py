@@ -79,7 +79,7 @@ def _ask_at_random(server: LiveServer, label: str, mode: GenerationMode, **field
 
 def _make_short(body: dict[str, Any]) -> None:
     """Two tokens are enough to see whether a request is served; leaves everything invalid as it is."""
-    for name in ("max_tokens", "max_completion_tokens"):
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         value = body.get(name)
         # -1 asks for no limit
         if value is None or (isinstance(value, int | float) and (value > 2 or value == -1)):

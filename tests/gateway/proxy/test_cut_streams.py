@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from engines import Engine, engines
 from safetensors.torch import save_file
 
 from leadline.gateway.proxy.body import Incoming, read_incoming
+from leadline.gateway.proxy.dialects import DIALECTS
 from leadline.gateway.proxy.migration import MovableStream
 from leadline.gateway.proxy.movable_events import MovableEvents
 from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest
@@ -371,3 +373,63 @@ def rest_of(stream: MovableStream, kind: Recorder) -> bytes:
     fields = stream.resume()
     assert fields.keys() == {"resume_token_ids"}
     return stream.push(kind.answers[point_of(stream)])
+
+
+EVENT_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a response": ("/v1/responses", {"max_output_tokens": 6, "ignore_eos": True}),
+    "a response to its end": ("/v1/responses", {**ENDS, "max_tokens": None, "max_output_tokens": 40}),
+    "a response with odd characters": ("/v1/responses", {"max_output_tokens": 40, "regex": ODD}),
+    "a response with text and two calls": (
+        "/v1/responses",
+        {"tools": [{"type": "function", **TOOL["function"]}], "regex": f"Look: {CALL}{CALL} on"},
+    ),
+    "a response that must call": (
+        "/v1/responses",
+        {
+            "tools": [{"type": "function", **TOOL["function"]}],
+            "tool_choice": "required",
+            "max_output_tokens": 80,
+        },
+    ),
+}
+"""Path and body of streams of named events."""
+ASKED = {"/v1/responses": {"input": "Say something."}}
+
+
+@pytest.mark.parametrize("name", EVENT_KINDS)
+async def test_a_stream_of_named_events_cut_anywhere_goes_on_with_the_same_bytes(
+    small_engine: Engine, name: str
+) -> None:
+    path, fields = EVENT_KINDS[name]
+    body = {"model": "m", "stream": True, "seed": 5, **ASKED[path], **fields}
+    incoming = DIALECTS[path].read(json.dumps(body).encode())
+    assert incoming.resumable
+    body |= {"return_token_ids": True, **DIALECTS[path].identity()}
+
+    async def ask(client: httpx.AsyncClient, more: dict[str, object]) -> bytes:
+        got = await client.post(path, json={**body, **more})
+        assert got.status_code == 200, got.text
+        return got.content
+
+    async with httpx.AsyncClient(base_url=small_engine.url, timeout=60) as client:
+        whole = await ask(client, {})
+        cuts = []
+        for end in ends_of_events(whole):
+            stream = DIALECTS[path].moving(incoming)
+            sent = stream.push(whole[:end])
+            if not stream.done:
+                cuts.append((stream, sent, stream.resume()))
+        points = {json.dumps(more): more for _, _, more in cuts}
+        answers = await asyncio.gather(*[ask(client, more) for more in points.values()])
+        again = dict(zip(points, answers, strict=True))
+    wanted = DIALECTS[path].moving(incoming).push(whole)
+    assert len(cuts) > 5
+    for stream, sent, more in cuts:
+        got = sent + stream.push(again[json.dumps(more)])
+        assert without_cached(got) == without_cached(wanted), more
+        assert stream.done
+
+
+def without_cached(data: bytes) -> bytes:
+    """An answer but for how much of its prompt was cached."""
+    return re.sub(rb'"(cached_tokens|cache_read_input_tokens)":[0-9]+', b"", data)

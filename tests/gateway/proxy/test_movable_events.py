@@ -67,7 +67,7 @@ def test_any_pieces_give_the_same_bytes(cuts: list[int]) -> None:
 def test_the_tokens_that_a_client_resumed_with_stay_in_front() -> None:
     stream = MovableEvents([1, 2])
     stream.push(b"".join([*OPENING, tokens_note([]), named("delta", "{}"), tokens_note([3])]))
-    assert stream.resume() == {"resume_token_ids": [1, 2, 3]}
+    assert stream.resume() == {"resume_token_ids": [1, 2, 3], "resume_events": 3}
 
 
 def test_a_pod_that_lost_its_engine_is_replaced_and_what_was_held_is_dropped() -> None:
@@ -75,7 +75,7 @@ def test_a_pod_that_lost_its_engine_is_replaced_and_what_was_held_is_dropped() -
     cut = b"".join([*OPENING, tokens_note([]), named("delta", "half"), lost_note("the core\nis gone")])
     assert stream.push(cut) == b"".join(OPENING)
     assert stream.lost == "the core is gone"
-    assert stream.resume() == {"resume_token_ids": []}
+    assert stream.resume() == {"resume_token_ids": [], "resume_events": 2}
     assert stream.push(pod_bytes([])) == WHOLE.removeprefix(b"".join(OPENING))
 
 

@@ -154,10 +154,15 @@ async def until_agreed(rig: Rig) -> None:
 
 
 async def kill_in_mid_stream(
-    rig: Rig, pair: list[Engine], body: dict[str, Any], how: int, part: str = "engine"
+    rig: Rig,
+    pair: list[Engine],
+    body: dict[str, Any],
+    how: int,
+    part: str = "engine",
+    path: str = "/v1/chat/completions",
 ) -> str:
     """Stop the engine that answers after some tokens; what the client got in all."""
-    async with rig.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as got:
+    async with rig.client() as client, client.stream("POST", path, json=body) as got:
         assert got.status_code == 200
         number = int(got.headers["x-leadline-pod"].removeprefix("pod-"))
         text, pieces = "", got.aiter_text()
@@ -191,6 +196,52 @@ async def test_a_stream_outlives_an_engine_that_is_killed(
         await rig.settled()
         # The dead engine is passed over, and comes back when it is there again.
         assert (await rig.post({**ASK, "max_tokens": 1})).status_code == 200
+
+
+async def test_a_stream_of_a_response_outlives_an_engine_that_is_killed(pair: list[Engine]) -> None:
+    body = {"input": "Name three rivers.", "max_output_tokens": 40, "ignore_eos": True, "temperature": 0}
+    body |= {"model": "m", "stream": True}
+
+    def told(text: str) -> list[Any]:
+        events = [json.loads(block.split("\ndata: ")[1]) for block in text.split("\n\n")[:-1]]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert len({event["response"]["id"] for event in events if "response" in event}) == 1
+        last = events[-1]["response"]
+        deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+        assert "".join(deltas) == last["output"][0]["content"][0]["text"]
+        return [[event["type"] for event in events], deltas, last["usage"]["output_tokens"], last["status"]]
+
+    async with to(pair) as rig:
+        undisturbed = told((await rig.post(body, "/v1/responses")).text)
+        text = await kill_in_mid_stream(rig, pair, body, signal.SIGKILL, path="/v1/responses")
+        assert told(text) == undisturbed
+        assert await rig.metric("migrations_total", outcome="moved") == 1
+        assert ": " not in {line[:2] for line in text.splitlines()}
+        await rig.settled()
+
+
+async def test_the_openai_client_gets_responses_through_the_gateway(
+    pair: list[Engine], model_folder: Path
+) -> None:
+    asked: dict[str, Any] = {"model": "m", "input": "Name three rivers.", "temperature": 0}
+    async with to(pair, **exact(model_folder)) as rig:
+        await exact_tokens(rig)
+        client = openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="any", max_retries=0, timeout=60)
+        whole = await client.responses.create(**asked, max_output_tokens=8)
+        async with client.responses.stream(**asked, max_output_tokens=8) as stream:
+            text = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+        assert "".join(text) == whole.output_text
+        await until(lambda: rig.gateway.in_flight == 0)
+        assert await rig.metric("completion_tokens_total") == 16
+        for wrong, param in (
+            ({"input": [{"role": "robot", "content": "a"}]}, "input[0].role"),
+            ({"input": "a " * 3000}, "input"),
+            ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ):
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.responses.create(**{**asked, **wrong})
+            assert refused.value.param == param
+        await client.close()
 
 
 def said(events: list[Any]) -> str:

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from leadline.engine.async_engine import AsyncEngine
-from leadline.engine.server import chat, completions, messages, profile, service
+from leadline.engine.server import chat, completions, messages, profile, responses, service
 from leadline.engine.server.generation import log_failure
 from leadline.engine.server.http import ApiError, ClientGone, api_error, error_response
 from leadline.engine.server.metrics import Metrics
@@ -43,6 +43,7 @@ _KEYED_ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/completions", completions.create),
     ("POST", "/v1/messages", messages.create),
     ("POST", "/v1/messages/count_tokens", messages.count_tokens),
+    ("POST", "/v1/responses", responses.create),
     ("GET", "/v1/models", service.models),
     ("GET", "/v1/models/{name:path}", service.model),
     ("POST", "/tokenize", service.tokenize),

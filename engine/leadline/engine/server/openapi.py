@@ -45,6 +45,8 @@ from leadline.protocol.openai.service import (
     WarmupRequest,
     WarmupResponse,
 )
+from leadline.protocol.responses import ResponsesRequest
+from leadline.protocol.responses.objects import ResponseObject, StreamEvent
 
 __all__ = ["document"]
 
@@ -107,6 +109,15 @@ _OPERATIONS: list[tuple[str, str, str, Any, Any, Any, tuple[int, ...]]] = [
         None,
         (400, 401, 404, 413, 500, 529),
     ),
+    (
+        "/v1/responses",
+        "post",
+        "Answer a conversation, in the form of the Responses API",
+        ResponsesRequest,
+        ResponseObject,
+        StreamEvent,
+        _GENERATE,
+    ),
     ("/v1/models", "get", "The model served", None, ModelList, None, (401, 500, 503)),
     ("/v1/models/{name}", "get", "A name of the model", None, ModelCard, None, (401, 404, 500, 503)),
     ("/tokenize", "post", "Text to token ids", TokenizeRequest, TokenizeResponse, None, _TEXT),
@@ -168,7 +179,7 @@ def document() -> dict[str, Any]:
     for path, method, summary, request, answer, chunk, errors in _OPERATIONS:
         content = {"application/json": {"schema": schema_of[answer]}}
         error_kind = _ERROR_OF.get(path, ErrorResponse)
-        if chunk is _MESSAGE_EVENT:
+        if chunk in (_MESSAGE_EVENT, StreamEvent):
             content["text/event-stream"] = {"schema": _named_event(schema_of[chunk])}
         elif chunk is not None:
             content["text/event-stream"] = {"schema": _event(schema_of[chunk], schema_of[ErrorResponse])}

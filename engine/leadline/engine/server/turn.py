@@ -29,6 +29,7 @@ from leadline.engine.frontend.tool_formats import ToolCall as ParsedCall
 from leadline.engine.frontend.tool_schema import ToolPlan, or_calls, plan_tools
 from leadline.engine.messages import CoreRequest
 from leadline.engine.outputs import OutputDelta
+from leadline.engine.sampling_params import SamplingParams
 from leadline.engine.server.generation import UsageCounter, created_now, finish_of, finish_reason, new_id
 from leadline.engine.server.metrics import RequestTimer
 from leadline.engine.server.params import chat_sampling, check_sequences, extras, in_words_of_chat
@@ -160,6 +161,11 @@ class ChatTurn:
         self._plan = plan
         self._request = request
         self.choices = [TurnChoice(self._parser(index)) for index in range(request.sampling.n)]
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How the answer is sampled: as the request says, else as the model's authors recommend."""
+        return self._request.sampling
 
     @property
     def is_parsed(self) -> bool:

@@ -28,7 +28,7 @@ _NUMBER = "sequence_number"
 class TextTemplate:
     """Events of one type that differ in one string, and in their number if they have one."""
 
-    __slots__ = ("_after", "_before", "_between")
+    __slots__ = ("_before", "_between", "is_numbered")
 
     TEXT = "\x00text\x00"
     """What stands for the string in the example."""
@@ -42,18 +42,13 @@ class TextTemplate:
         self._before = _head(example) + before
         between, number, _ = rest.rpartition(b'"%s":' % _NUMBER.encode())
         self._between = between + number if number else rest + b"\n\n"
-        self._after = b"}\n\n" if number else None
-        """None: events have no number."""
-
-    @property
-    def is_numbered(self) -> bool:
-        return self._after is not None
+        self.is_numbered = bool(number)
 
     def event(self, text: str, number: int = 0) -> bytes:
         """Return the event with this text and number."""
-        if self._after is None:
-            return self._before + _encode(text) + self._between
-        return b"%b%b%b%d%b" % (self._before, _encode(text), self._between, number, self._after)
+        if self.is_numbered:
+            return self._before + _encode(text) + self._between + b"%d}\n\n" % number
+        return self._before + _encode(text) + self._between
 
 
 class EventWriter:
@@ -76,11 +71,11 @@ class EventWriter:
     @contextmanager
     def muted(self) -> Iterator[None]:
         """Write nothing: what is added here has been written by another pod."""
-        self._muted = True
+        before, self._muted = self._muted, True
         try:
             yield
         finally:
-            self._muted = False
+            self._muted = before
 
     def add(self, event: msgspec.Struct) -> None:
         """Add an event."""
@@ -96,6 +91,17 @@ class EventWriter:
             self._out.append(template.event(text, self.next_number))
         if template.is_numbered:
             self.next_number += 1
+
+    def text_event(self, template: TextTemplate, text: str, token_ids: Sequence[int]) -> bytes:
+        """Return an event of a template and the note behind it at once, in place of adding them. It is empty
+        where there is no text and nobody wants notes."""
+        event = b""
+        if text:
+            number = self.next_number
+            event = template.event(text, number)
+            if template.is_numbered:
+                self.next_number = number + 1
+        return event + tokens_note(token_ids) if self._notes else event
 
     def tokens(self, token_ids: Sequence[int]) -> None:
         """Note that the events so far stand for these tokens (none: they open the answer)."""

@@ -50,6 +50,10 @@ class Incoming(msgspec.Struct, kw_only=True):
     """ChatCompletionRequest, CompletionRequest or Peek."""
     full: PromptRequest | None
     """`fields`, where it has all that becomes prompt."""
+    session: str | None = None
+    """What keeps requests on one pod with the policy `session`."""
+    pinned: bool = False
+    """Its stream cannot go on on another pod."""
     fault: InvalidBody | None = None
     """Why it is not a request of ours, though it may be one of another engine."""
 
@@ -82,24 +86,35 @@ class Incoming(msgspec.Struct, kw_only=True):
     @property
     def resumable(self) -> bool:
         """Its stream is one sequence, so it can go on behind the tokens sent."""
-        return self.stream and self.full is not None and self.choices == 1
+        return self.stream and self.full is not None and self.choices == 1 and not self.pinned
 
 
 def read_incoming(body: bytes, kind: type[Any]) -> Incoming:
     """Read a request of the type `kind`, which is a PromptRequest or has a method `chat` that makes it one.
+
     Raises RequestError 400 for what is no JSON object or has wrong types where the gateway must look."""
     try:
         request = decode_body(body, kind)
-        if not isinstance(request, PromptRequest):
-            request = request.chat()
-        return Incoming(kind=kind, body=body, fields=request, full=request)
+        if isinstance(request, PromptRequest):
+            return Incoming(
+                kind=kind, body=body, fields=request, full=request, session=getattr(request, "user", None)
+            )
+        chat = request.chat()
+        return Incoming(
+            kind=kind,
+            body=body,
+            fields=chat,
+            full=chat,
+            session=getattr(request, "session", None) or chat.user,
+            pinned=getattr(request, "is_pinned", False),
+        )
     except InvalidBody as error:
         fault = error
     try:
         peek = decode_body(body, Peek)
     except InvalidBody:
         raise invalid(fault) from None
-    return Incoming(kind=kind, body=body, fields=peek, full=None, fault=fault)
+    return Incoming(kind=kind, body=body, fields=peek, full=None, session=peek.user, fault=fault)
 
 
 def invalid(fault: InvalidBody) -> RequestError:

@@ -55,6 +55,8 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     first_byte_at: float = 0.0
     last_byte_at: float = 0.0
     usage: Usage | None = None
+    events: int = 0
+    """Events of a stream that were passed on."""
     output: int = 0
     """Tokens of a stream that were passed on, as far as the usage is not known (yet)."""
 

@@ -20,9 +20,11 @@ from leadline.gateway.proxy.movable_events import MovableEvents
 from leadline.protocol.anthropic.answers import MessageTokensCount, MessageUsage
 from leadline.protocol.anthropic.errors import ErrorEvent
 from leadline.protocol.anthropic.request import CountTokensRequest, MessagesRequest
-from leadline.protocol.errors import encode_error
+from leadline.protocol.errors import RequestError, encode_error
 from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest, encode_body
-from leadline.protocol.openai.common import Usage
+from leadline.protocol.openai.common import PromptTokensDetails, Usage
+from leadline.protocol.responses import ResponsesRequest, in_words_of_responses
+from leadline.protocol.responses.objects import ResponseErrorEvent
 
 __all__ = ["DIALECTS", "Dialect", "Movable", "answer_identity"]
 
@@ -49,6 +51,10 @@ class Movable(Protocol):
         """Why the pod's engine is gone, in the pod's words."""
 
     @property
+    def events(self) -> int:
+        """Events that the client has, where they are numbered."""
+
+    @property
     def usage_so_far(self) -> Usage | None: ...
 
     def push(self, data: bytes) -> bytes:
@@ -72,9 +78,11 @@ class Dialect:
         is_whole: whether a stream that ends with these bytes is complete.
         usage_of: the usage in a whole answer, None where there is none.
         usage_in: the usage in the last bytes of a stream.
-        failing: (message, type, code) of an error to the event that ends a stream that cannot go on.
+        failing: (message, type, code) of an error, and the number of events that the client has, to the event
+            that ends a stream that cannot go on.
         identity: makes the fields that give an answer the same id and time on every pod.
         counting: for requests that ask for the number of their prompt's tokens: that number to the answer.
+        worded: a refusal to one that names the fields of the API.
     """
 
     operation: str
@@ -83,9 +91,10 @@ class Dialect:
     is_whole: Callable[[bytes], bool]
     usage_of: Callable[[bytes], Usage | None]
     usage_in: Callable[[bytes], Usage | None]
-    failing: Callable[[str, str, str], bytes]
+    failing: Callable[[str, str, str, int], bytes]
     identity: Callable[[], dict[str, object]] = dict
     counting: Callable[[int], bytes] | None = None
+    worded: Callable[[RequestError], RequestError] = lambda error: error
 
 
 def answer_identity(prefix: str) -> dict[str, object]:
@@ -117,7 +126,7 @@ def _usage_in(tail: bytes) -> Usage | None:
         return None
 
 
-def _failing(message: str, type: str, code: str) -> bytes:
+def _failing(message: str, type: str, code: str, events: int) -> bytes:
     return event(encode_error(message, type=type, code=code))
 
 
@@ -160,7 +169,7 @@ def _message_usage_in(tail: bytes) -> Usage | None:
         return None
 
 
-def _message_failing(message: str, type: str, code: str) -> bytes:
+def _message_failing(message: str, type: str, code: str, events: int) -> bytes:
     return b"event: error\n" + event(encode_body(ErrorEvent.of(502, message, code)))
 
 
@@ -180,6 +189,64 @@ _MESSAGES = Dialect(
     identity=partial(answer_identity, "msg_"),
 )
 
+
+class _ResponsesUsage(msgspec.Struct):
+    input_tokens: int
+    output_tokens: int
+    input_tokens_details: PromptTokensDetails = msgspec.field(default_factory=PromptTokensDetails)
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.input_tokens,
+            completion_tokens=self.output_tokens,
+            total_tokens=self.input_tokens + self.output_tokens,
+            prompt_tokens_details=self.input_tokens_details,
+        )
+
+
+class _ResponsesAnswer(msgspec.Struct):
+    usage: _ResponsesUsage | None = None
+
+
+_responses = msgspec.json.Decoder(_ResponsesAnswer)
+_responses_usages = msgspec.json.Decoder(_ResponsesUsage)
+_LAST_RESPONSE = re.compile(rb'"usage":\s*\{|^event: (?:error|response\.failed)\n', re.MULTILINE)
+"""Only the last event of a stream has a usage. In JSON this cannot stand inside a string."""
+
+
+def _responses_usage_of(body: bytes) -> Usage | None:
+    try:
+        found = _responses.decode(body).usage
+    except msgspec.DecodeError:
+        return None
+    return None if found is None else found.usage()
+
+
+def _responses_usage_in(tail: bytes) -> Usage | None:
+    found = _USAGE.findall(tail)
+    try:
+        return _responses_usages.decode(found[-1]).usage() if found else None
+    except msgspec.DecodeError:
+        return None
+
+
+def _responses_failing(message: str, type: str, code: str, events: int) -> bytes:
+    failed = ResponseErrorEvent(code=code, message=message, sequence_number=events)
+    return b"event: error\n" + event(encode_body(failed))
+
+
+RESPONSES = Dialect(
+    operation="chat",
+    read=partial(read_incoming, kind=ResponsesRequest),
+    moving=lambda incoming: MovableEvents(getattr(incoming.full, "resume_token_ids", None)),
+    is_whole=lambda tail: tail.endswith(b"\n\n") and _LAST_RESPONSE.search(tail) is not None,
+    usage_of=_responses_usage_of,
+    usage_in=_responses_usage_in,
+    failing=_responses_failing,
+    identity=partial(answer_identity, "resp_"),
+    worded=in_words_of_responses,
+)
+
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": _chunks("chat", ChatCompletionRequest),
     "/v1/completions": _chunks("text_completion", CompletionRequest),
@@ -191,5 +258,6 @@ DIALECTS: dict[str, Dialect] = {
         usage_of=_no_usage,
         counting=lambda tokens: encode_body(MessageTokensCount(input_tokens=tokens)),
     ),
+    "/v1/responses": RESPONSES,
 }
 """Path → its API."""

@@ -226,6 +226,7 @@ class _Asking:
 
 
 def _error_answer(error: RequestError, exchange: Exchange, books: _Books) -> None:
-    """Answer with an error in the shape of the path's API."""
+    """Answer with an error in the shape and the words of the path's API."""
+    error = DIALECTS[exchange.path].worded(error)
     books.status, headers, body = answer_to(error, exchange.path, books.request_id)
     exchange.answer(books.status, headers + books.extra_headers, body)

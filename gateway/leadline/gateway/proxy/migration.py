@@ -82,6 +82,9 @@ class MovableStream:
         "usage_so_far",
     )
 
+    events = 0
+    """Chunks have no numbers."""
+
     def __init__(self, incoming: Incoming) -> None:
         request: Any = incoming.full
         self._chat = incoming.chat

@@ -28,6 +28,7 @@ class MovableEvents:
         "_splitter",
         "attempts",
         "done",
+        "events",
         "lost",
         "usage_so_far",
     )
@@ -42,6 +43,8 @@ class MovableEvents:
         """The present pod's opening events have not come yet."""
         self._splitter = EventSplitter()
         self.attempts = 1
+        self.events = 0
+        """Events that the client has."""
         self.done = False
         """The client has the whole answer."""
         self.lost: str | None = None
@@ -70,7 +73,8 @@ class MovableEvents:
         self._held = []
         self._opening = True
         self._splitter = EventSplitter()
-        return {"resume_token_ids": [*self._first_resume, *self._sent_ids]}
+        tokens = [*self._first_resume, *self._sent_ids]
+        return {"resume_token_ids": tokens, "resume_events": self.events}
 
     def push(self, data: bytes) -> bytes:
         """Return what the client gets now, perhaps nothing. It counts as sent even if the pod is `lost`."""
@@ -98,6 +102,7 @@ class MovableEvents:
                 self._held = []
             self._opened, self._opening = True, False
             out += self._held
+            self.events += len(self._held)
             self._held = []
             self._sent_ids += note.tokens or ()
             self.done = note.ends

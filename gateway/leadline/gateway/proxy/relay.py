@@ -91,6 +91,7 @@ async def _stream(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: 
             if plain:
                 events = splitter.push(data)
                 call.output += len(events)
+                call.events += len(events)
                 data = b"".join(events)
             if data:
                 call.piece()
@@ -157,6 +158,7 @@ async def _pump(
         while data:
             out = stream.push(data)
             call.output, call.usage = stream.sent_tokens, stream.usage_so_far
+            call.events = stream.events
             if out:
                 if not client.started:
                     _start_stream(call, attempt, client)
@@ -244,7 +246,7 @@ async def _break_off(call: Call, client: Exchange, message: str) -> None:
         call.status, headers, body = answer_to(error, client.path, name)
         client.answer(call.status, headers + call.extra_headers, body)
         return
-    last = call.dialect.failing(error.message, error.type, "upstream_lost")
+    last = call.dialect.failing(error.message, error.type, "upstream_lost", call.events)
     await client.write(last, more=False)
 
 

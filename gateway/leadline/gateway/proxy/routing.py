@@ -115,7 +115,7 @@ def choose(
         max_tokens=incoming.max_tokens,
         matched_blocks=matched,
         block_size=block_size,
-        session=incoming.fields.user,
+        session=incoming.session,
         explain=explain,
     )
     decision = service.policy.pick(request, candidates)

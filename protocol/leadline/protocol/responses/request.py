@@ -99,6 +99,7 @@ _COPIED = (
 _REFUSED = {
     "background": "leave it out: answers are not made in the background",
     "conversation": "use input, which holds the items of the conversation",
+    "previous_response_id": "send the whole conversation as input: responses are not stored",
     "prompt": "use instructions and input: there are no stored prompts",
 }
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -184,6 +185,12 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         return self.include is not None and LOGPROBS in self.include
 
     @property
+    def is_pinned(self) -> bool:
+        """Whether a stream of the answer stays on its pod: its end repeats log probabilities, which another
+        pod does not know."""
+        return self.wants_logprobs
+
+    @property
     def functions(self) -> list[ResponsesTool]:
         """The tools that can be called."""
         return [tool for tool in self.tools or () if tool.type == "function"]
@@ -204,12 +211,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         for field, instead in _REFUSED.items():
             if getattr(self, field) not in (None, False):
                 raise InvalidBody(f"{field} is not supported; {instead}", field)
-        if self.previous_response_id is not None:
-            raise InvalidBody(
-                "previous_response_id needs stored responses, and none are stored here: a gateway with "
-                "responses.store_seconds stores them; or send the items of the conversation as input",
-                "previous_response_id",
-            )
         choice = self._choice()
         copied = {field: value for field in _COPIED if (value := getattr(self, field)) is not None}
         if self.wants_logprobs:

@@ -57,6 +57,7 @@ class ParsedText:
 
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
+    reasoning: str = ""
 
     def add_to(self, calls: list[ToolCall]) -> None:
         """Put the parts to the calls that they belong to."""
