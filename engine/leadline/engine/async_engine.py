@@ -38,6 +38,7 @@ from leadline.engine.core_client import DEFAULT_FACTORY, CoreClient
 from leadline.engine.core_link import CoreLink
 from leadline.engine.errors import EngineDead, LeadlineError
 from leadline.engine.frontend.output_processor import OutputProcessor
+from leadline.engine.frontend.tool_formats import ToolFormat, detect_format, format_named
 from leadline.engine.frontend.validation import RequestBuilder
 from leadline.engine.messages import CoreRequest, PriorityClass
 from leadline.engine.model_texts import ModelTexts
@@ -76,7 +77,8 @@ class Membership(msgspec.Struct, frozen=True):
 class AsyncEngine:
     """See the module docstring. Attributes: config, tokenizer, renderer, model_config, builder,
     max_model_len, served_name, prefix_chain (what block hashes start from; None without prefix caching),
-    tokenizer_bundle and tokenizer_digest (for gateways; empty where there is none)."""
+    tokenizer_bundle and tokenizer_digest (for gateways; empty where there is none), tool_format (None where
+    the model's is not known)."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Use `AsyncEngine.start` or `AsyncEngine.join`."""
@@ -90,6 +92,7 @@ class AsyncEngine:
         self.tokenizer: Tokenizer
         self.renderer: ChatRenderer
         self.model_config: ModelConfig
+        self.tool_format: ToolFormat | None
         self.builder: RequestBuilder
         self._client: CoreLink
         self._streams: Streams
@@ -116,6 +119,8 @@ class AsyncEngine:
         step.
         """
         config.validate()
+        if config.tool_format is not None:
+            format_named(config.tool_format)
         self = cls(config)
         self._on_progress = on_progress
         self._on_cache_change = on_cache_change
@@ -164,6 +169,15 @@ class AsyncEngine:
             texts.tokenizer,
             texts.renderer,
             texts.model_config,
+        )
+        self.tool_format = (
+            format_named(config.tool_format)
+            if config.tool_format is not None
+            else detect_format(
+                self.renderer.source_for(tools=True),
+                self.model_config.family,
+                shows_tools=self.renderer.shows_tools(),
+            )
         )
         if texts.bundle:
             self.tokenizer_bundle = texts.bundle

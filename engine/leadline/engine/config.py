@@ -35,6 +35,9 @@ class EngineConfig:
     """fp8: weights of the layers in 8 bits (e4m3, a scale a row), activations likewise as they come."""
     kv_cache_dtype: str = "auto"
     """auto (the model's) | fp8 (e4m3, scaled by head: twice the tokens in the same memory)."""
+    tool_format: str | None = None
+    """Form in which the model writes tool calls (docs/models.md lists them); read from its chat template when
+    left out."""
     download_dir: str | None = None
     seed: int = 0
 

@@ -87,7 +87,7 @@ class BracketsParser(CallParser):
 
 
 PARSERS: dict[str, Any] = {
-    **{name: lambda name=name: parser_of(name) for name in BY_NAME},
+    **{name: lambda name=name: parser_of(name) for name in ("hermes", "llama3_json")},
     "llama3_json of any tool": lambda: parser_of("llama3_json", ()),
     "required": lambda: RequiredCallParser(NAMES),
     "named": lambda: NamedCallParser("add"),
@@ -488,21 +488,22 @@ def test_with_a_schema_for_the_answer_a_model_may_call_or_answer(
 ):
     answer = StructuredSpec("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}, '
                             '"required": ["a"], "additionalProperties": false}')  # fmt: skip
-    both = or_calls(answer, ["tree", "ping"], BY_NAME[tool_format], tokenizer)
+    form = BY_NAME[tool_format]
+    both = or_calls(answer, plan_tools(TOOLS), form, tokenizer)
     for text in ('{"a": 1}', call, calls):
         assert accepts(compiler, tokenizer, both, text)
     for text in ('{"a": "x"}', call.replace("tree", "oak"), f'{{"a": 1}}{call}', "hello"):
         assert not accepts(compiler, tokenizer, both, text)
     content, made = parse(tool_format, calls, ["tree", "ping"])
     assert ([name for name, _ in made], content) == (["tree", "tree"], "")
-    one = or_calls(answer, ["tree"], BY_NAME[tool_format], tokenizer, parallel=False)
+    one = or_calls(answer, plan_tools(TOOLS[:1], parallel_tool_calls=False), form, tokenizer)
     assert accepts(compiler, tokenizer, one, call)
     assert not accepts(compiler, tokenizer, one, calls)
 
 
 def test_a_constraint_that_is_no_json_stays_as_it_is(tokenizer):
     regex = StructuredSpec("regex", "a+")
-    assert or_calls(regex, ["tree"], BY_NAME["hermes"], tokenizer) is regex
+    assert or_calls(regex, plan_tools(TOOLS), BY_NAME["hermes"], tokenizer) is regex
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def _grammar(spec: StructuredSpec) -> str:
             grammar = _lark(spec.value)
             if not has_finite_text(grammar):
                 raise SchemaError(f"{_NO_TEXT}: the rule start never comes to an end")
-            return llguidance.LLMatcher.grammar_from_lark(grammar)
+            return llguidance.LLMatcher.grammar_from_lark(_portable_parts(grammar))
         case "json_object" | "json_schema":
             schema = {"type": "object"} if spec.kind == "json_object" else _object(json.loads(spec.value))
             schema = portable(schema)
@@ -247,7 +247,7 @@ def _grammar(spec: StructuredSpec) -> str:
                 )
             schema["x-guidance"] = {"whitespace_pattern": _WHITESPACE}
             return llguidance.LLMatcher.grammar_from_lark(
-                f"start: answer | calls\nanswer: %json {json.dumps(schema)}\n{spec.calls}"
+                f"start: answer | calls\nanswer: %json {json.dumps(schema)}\n{_portable_parts(spec.calls)}"
             )
 
 
@@ -257,6 +257,23 @@ def _lark(grammar: str) -> str:
         return any_to_lark(grammar)
     except GbnfToLarkError as error:
         raise SchemaError(str(error)) from error
+
+
+def _portable_parts(grammar: str) -> str:
+    """A Lark grammar with its JSON schemas made portable. Raises SchemaError."""
+    first, *others = grammar.split("%json")
+    parts = [first]
+    decoder = json.JSONDecoder()
+    for other in others:
+        at = len(other) - len(other.lstrip())
+        try:
+            schema, end = decoder.raw_decode(other, at)
+        except ValueError:  # in a literal or a comment, or a mistake that the library will name
+            schema, end = None, at
+        if isinstance(schema, dict):
+            other = f" {json.dumps(portable(schema))}{other[end:]}"
+        parts.append(other)
+    return "%json".join(parts)
 
 
 def check_length(spec: StructuredSpec) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from leadline.engine.errors import RequestError
-from leadline.engine.frontend.tool_formats import ToolFormat
+from leadline.engine.frontend.tool_formats import FORMATS, CallGrammar, ToolFormat, ToolSchema
 from leadline.engine.sampling_params import StructuredSpec
 from leadline.protocol.text.prompts import tools_shown
 from leadline.protocol.text.tokenizer import Tokenizer
 
-__all__ = ["ToolPlan", "or_calls", "plan_tools"]
+__all__ = ["ToolPlan", "calls_in_text", "known_format", "or_calls", "plan_tools"]
 
 
 class ToolPlan:
@@ -31,6 +31,8 @@ class ToolPlan:
         constraint: what the output must match, or None.
         named: the tool the caller insists on, or None.
         parse: whether to look for calls in the output at all.
+        schemas: of all tools given; those that are not strict have none.
+        parallel: whether the model may make several calls.
     """
 
     def __init__(
@@ -39,12 +41,21 @@ class ToolPlan:
         names: tuple[str, ...] = (),
         constraint: StructuredSpec | None = None,
         named: str | None = None,
+        schemas: tuple[ToolSchema, ...] = (),
+        parallel: bool = True,
     ) -> None:
         self.tools = tools
+        self.schemas = schemas
+        self.parallel = parallel
         self.names = names
         self.constraint = constraint
         self.named = named
         self.parse = bool(tools)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the model may call tools in its own form, or not call any."""
+        return self.parse and self.constraint is None
 
 
 def plan_tools(
@@ -61,7 +72,16 @@ def plan_tools(
         raise RequestError("tools must not name a function twice", param="tools")
     if tool_choice in (None, "auto", "none"):
         shown = tools_shown(tools, tool_choice)
-        return ToolPlan(None if shown is None else [dict(tool) for tool in shown], names)
+        strict = tuple(
+            ToolSchema(name, schema if tool["function"].get("strict") else None)
+            for tool, (name, schema) in zip(tools or (), schemas, strict=True)
+        )
+        return ToolPlan(
+            None if shown is None else [dict(tool) for tool in shown],
+            names,
+            schemas=strict,
+            parallel=parallel_tool_calls,
+        )
     if not tools:
         raise RequestError("tool_choice needs tools to choose from", param="tool_choice")
     given = [dict(tool) for tool in tools]
@@ -75,32 +95,53 @@ def plan_tools(
     return ToolPlan(given, names, spec, named)
 
 
+def known_format(plan: ToolPlan, tool_format: ToolFormat | None) -> ToolFormat | None:
+    """The format to read calls in, None where none is read. Raises RequestError where the model may write
+    calls in a form that is not known."""
+    if not plan.is_free:
+        return None
+    if tool_format is None:
+        names = ", ".join(sorted(each.name for each in FORMATS))
+        raise RequestError(
+            "tools: this model's chat template asks for calls in a form that is not known. Set tool_choice "
+            f'to "required" or "none", or start the engine with --tool-format NAME; known are {names}',
+            param="tools",
+            code="unknown_tool_format",
+        )
+    return tool_format
+
+
 def or_calls(
-    spec: StructuredSpec,
-    names: Sequence[str],
-    tool_format: ToolFormat,
-    tokenizer: Tokenizer,
-    *,
-    parallel: bool = True,
+    spec: StructuredSpec, plan: ToolPlan, tool_format: ToolFormat, tokenizer: Tokenizer
 ) -> StructuredSpec:
-    """`spec`, or calls of these tools in the model's own markup. What does not constrain JSON stays as it
+    """`spec`, or calls of the tools in the model's own markup. What does not constrain JSON stays as it
     is."""
     if spec.kind not in ("json_object", "json_schema"):
         return spec
+    grammar = _grammar(plan, tool_format, tokenizer)
+    return msgspec.structs.replace(spec, calls=grammar.instead(tool_format.rules))
 
+
+def calls_in_text(plan: ToolPlan, tool_format: ToolFormat, tokenizer: Tokenizer) -> StructuredSpec | None:
+    """Text that is free until a call begins, and calls that match the schemas of strict tools. None where no
+    tool is strict."""
+    if all(schema.parameters is None for schema in plan.schemas):
+        return None
+    grammar = _grammar(plan, tool_format, tokenizer)
+    return StructuredSpec("lark", grammar.within_text(tool_format.rules, tool_format.start), param="tools")
+
+
+def _grammar(plan: ToolPlan, tool_format: ToolFormat, tokenizer: Tokenizer) -> CallGrammar:
     def tag(text: str) -> str:
-        """Markup in a grammar: text, or the token that it is."""
         token_id = tokenizer.token_id(text)
-        return f"<[{token_id}]>" if token_id in tokenizer.special_ids else json.dumps(text)
+        return (
+            f"<[{token_id}]>" if token_id in tokenizer.special_ids else json.dumps(text, ensure_ascii=False)
+        )
 
-    call = {
-        "type": "object",
-        "properties": {"name": {"enum": list(names)}, tool_format.arguments: {"type": "object"}},
-        "required": ["name", tool_format.arguments],
-        "additionalProperties": False,
-    }
-    rules = tool_format.rules(tag, parallel)
-    return msgspec.structs.replace(spec, calls=f"{rules}\njson_of_call: %json {json.dumps(call)}\n")
+    markup = {tokenizer.token_id(text) for text in tool_format.tags}
+    others = sorted(tokenizer.special_ids - markup - set(tokenizer.eos_token_ids))
+    other_tokens = f"<[{','.join(map(str, others))}]>" if others else ""
+    return CallGrammar(plan.schemas, tag, parallel=plan.parallel, other_tokens=other_tokens)
 
 
 def _named(tool_choice: str | Mapping[str, Any] | None) -> str:

@@ -22,11 +22,15 @@ from leadline.engine.frontend.tool_formats import (
     NamedCallParser,
     ParsedText,
     RequiredCallParser,
-    ToolFormat,
-    detect_format,
 )
 from leadline.engine.frontend.tool_formats import ToolCall as ParsedCall
-from leadline.engine.frontend.tool_schema import ToolPlan, or_calls, plan_tools
+from leadline.engine.frontend.tool_schema import (
+    ToolPlan,
+    calls_in_text,
+    known_format,
+    or_calls,
+    plan_tools,
+)
 from leadline.engine.messages import CoreRequest
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.sampling_params import SamplingParams
@@ -104,16 +108,13 @@ async def prepare_turn(
         parallel_tool_calls=body.parallel_tool_calls is not False,
     )
     given = chat_sampling(body, plan.constraint)
-    if plan.parse and plan.constraint is None and _tool_format(engine).is_hidden(engine.tokenizer):
-        given.setdefault("skip_special_tokens", False)
-    if plan.parse and plan.constraint is None and "structured" in given:
-        given["structured"] = or_calls(
-            given["structured"],
-            plan.names,
-            _tool_format(engine),
-            engine.tokenizer,
-            parallel=body.parallel_tool_calls is not False,
-        )
+    if (tool_format := known_format(plan, engine.tool_format)) is not None:
+        if tool_format.is_hidden(engine.tokenizer):
+            given.setdefault("skip_special_tokens", False)
+        if "structured" in given:
+            given["structured"] = or_calls(given["structured"], plan, tool_format, engine.tokenizer)
+        else:
+            given["structured"] = calls_in_text(plan, tool_format, engine.tokenizer)
     sampling = engine.builder.sampling_params(given)
     check_sequences(1, sampling.n, engine.config)
     (prompt,) = await prompts_of(body, engine)
@@ -212,8 +213,8 @@ class ChatTurn:
         if not plan.parse:
             return None
         parser: CallParser
-        if plan.constraint is None:
-            parser = _tool_format(self.engine).parser(plan.tools or ())
+        if (tool_format := known_format(plan, self.engine.tool_format)) is not None:
+            parser = tool_format.parser(plan.tools or ())
         elif plan.named is not None:
             parser = NamedCallParser(plan.named)
         else:
@@ -257,7 +258,3 @@ def _skipped(body: ChatCompletionRequest) -> dict[str, str]:
     text = ", ".join(body.skipped_tools[:_MOST_NAMED])
     logger.info("tools of a type that models here cannot call are skipped: %s", text)
     return {"X-Leadline-Skipped": text}
-
-
-def _tool_format(engine: AsyncEngine) -> ToolFormat:
-    return detect_format(engine.renderer.source_for(tools=True), engine.model_config.family)

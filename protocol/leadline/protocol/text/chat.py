@@ -8,6 +8,7 @@ rendering is a RequestError.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,9 +28,14 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 _MARK = "\ue0f1\ue0f2\ue0f3"
 
 _GREETING = [{"role": "user", "content": "Hello"}]
+_PROBE_TOOL_NAME = "lead_tool"
 _PROBE_TOOL = {
     "type": "function",
-    "function": {"name": "lead_tool", "description": "", "parameters": {"type": "object", "properties": {}}},
+    "function": {
+        "name": _PROBE_TOOL_NAME,
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    },
 }
 _PROBE_SECONDS = 0.5
 
@@ -73,6 +79,16 @@ class ChatRenderer:
         """The template a request with or without tools is rendered by."""
         name = self._pick(tools)
         return None if name is None else self.sources[name]
+
+    def shows_tools(self) -> bool:
+        """Whether the template writes the tools of a request into the prompt."""
+        name = self._pick(True)
+        if name is None:
+            return False
+        try:
+            return _PROBE_TOOL_NAME in self._render_probe(name, _GREETING, True, _PROBE_SECONDS)
+        except Exception:  # it wants what a greeting lacks
+            return re.search(r"\btools\b", self.sources[name]) is not None
 
     def render(
         self,

@@ -6,9 +6,8 @@ forgiven, and so is a missing last brace.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from leadline.engine.frontend.tool_formats.json_calls import GAP, read_calls
+from leadline.engine.frontend.tool_formats.grammar import GAP, CallGrammar
+from leadline.engine.frontend.tool_formats.json_calls import read_calls
 from leadline.engine.frontend.tool_formats.parser import CallParser, Steps
 
 __all__ = ["CLOSE", "OPEN", "HermesParser", "rules"]
@@ -17,10 +16,9 @@ OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 
 
-def rules(tag: Callable[[str], str], parallel: bool) -> str:
+def rules(grammar: CallGrammar) -> str:
     """See `ToolFormat.rules`."""
-    more = f"({GAP} call)*" if parallel else ""
-    return f"calls: call {more}\ncall: {tag(OPEN)} {GAP} json_of_call {GAP} {tag(CLOSE)}"
+    return f"{grammar.opening(OPEN)} {GAP} {grammar.json_call('arguments')} {GAP} {grammar.tag(CLOSE)}"
 
 
 class HermesParser(CallParser):

@@ -13,14 +13,11 @@ from collections.abc import Callable, Collection
 
 from leadline.engine.frontend.tool_formats.parser import Broken, CallParser, Steps
 
-__all__ = ["GAP", "follow", "read_calls"]
-
-GAP = r"/[ \n]{0,4}/"
-"""Blanks around a call, in a grammar."""
+__all__ = ["NUMBER", "follow", "follow_object", "read_calls"]
 
 _BLANK = " \t\r\n"
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NUMERIC = re.compile(r"[-+.eE0-9]+")
 _WORD = re.compile(r"[A-Za-z]+")
 _WORDS = frozenset(("true", "false", "null"))
@@ -127,7 +124,7 @@ class _Follower:
         cut = found.end() == len(text)
         if cut and not ended:
             return 0
-        if not cut and not (atom in _WORDS if pattern is _WORD else _NUMBER.fullmatch(atom)):
+        if not cut and not (atom in _WORDS if pattern is _WORD else NUMBER.fullmatch(atom)):
             return -1
         out.append(atom)
         self._ended_value()
@@ -175,11 +172,21 @@ def _read_string(parser: CallParser) -> Steps[str]:
     return text
 
 
-def read_calls(parser: CallParser, names: Collection[str] = ()) -> Steps[None]:
-    """Read one call, or a list of calls. Raises Broken. With `names`, only an object that names one of them
-    and has arguments is a call."""
+def follow_object(parser: CallParser, name: str, call_id: str | None = None) -> Steps[None]:
+    """A call of `name` begins; its arguments are the JSON object that comes. Raises Broken, before the call
+    begins if something else comes."""
     yield from parser.skip()
-    if not (yield from parser.comes("[")):
+    if (yield from parser.peek()) != "{":
+        raise Broken
+    parser.begin(name, call_id)
+    yield from follow(parser, parser.arguments)
+
+
+def read_calls(parser: CallParser, names: Collection[str] = (), *, in_list: bool = False) -> Steps[None]:
+    """Read one call, or a list of calls. Raises Broken. With `names`, only an object that names one of them
+    and has arguments is a call. `in_list`: the list's bracket was read."""
+    yield from parser.skip()
+    if not in_list and not (yield from parser.comes("[")):
         yield from _read_call(parser, names)
         return
     yield from parser.skip()

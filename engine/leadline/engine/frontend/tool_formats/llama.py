@@ -9,21 +9,30 @@ all that follows it, further tags included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
-from leadline.engine.frontend.tool_formats.json_calls import GAP, read_calls
+from leadline.engine.frontend.tool_formats.grammar import GAP, CallGrammar
+from leadline.engine.frontend.tool_formats.json_calls import read_calls
 from leadline.engine.frontend.tool_formats.parser import Broken, CallParser, Steps
 
-__all__ = ["TAG", "LlamaParser", "rules"]
+__all__ = ["TAG", "LlamaParser", "rules", "start"]
 
 TAG = "<|python_tag|>"
 _SEPARATORS = " \t\r\n;,"
 
 
-def rules(tag: Callable[[str], str], parallel: bool) -> str:
+def rules(grammar: CallGrammar) -> str:
     """See `ToolFormat.rules`."""
-    more = f'({GAP} ";" {GAP} json_of_call)*' if parallel else ""
-    return f"calls: ({tag(TAG)} {GAP})? json_of_call {more}"
+    call = grammar.json_call("parameters")
+    further = grammar.more(call, f'{GAP} ";" {GAP}')
+    bare = grammar.rule(f"{call} {further}", name="bare")
+    return f"({grammar.tag(TAG)} {GAP})? {bare}"
+
+
+def start(grammar: CallGrammar) -> str:
+    """See `ToolFormat.start`: what begins with a brace is a call."""
+    text = r"/[ \n]{0,4}[^{\[ \n](.|\n)*/"
+    return f"({text} | {text} {grammar.tag(TAG)} {GAP} bare | {GAP} call)?"
 
 
 class LlamaParser(CallParser):

@@ -29,6 +29,8 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 """Reads, and yields wherever it needs more text."""
 
+_NAME_ENDS = " \t\r\n<>{}[]()\"'`,;="
+
 
 @dataclass(slots=True)
 class CallDelta:
@@ -87,8 +89,10 @@ class CallParser:
         """Characters that stood in front of `_text`."""
         self._mark: int | None = None
         """From where on `_text` is content if no call comes of it; None: all before `_at` is dealt with."""
+        self._mark_in_call = False
         self._out = ParsedText()
         self._num_calls = 0
+        self._given_ids: set[str] = set()
         self._after_call = False
         self._any_content = False
         self._steps = self._rounds()
@@ -123,10 +127,13 @@ class CallParser:
         self._give_back()
 
     def begin(self, name: str, call_id: str | None = None) -> None:
-        """A call begins; what was held until here is its markup."""
+        """A call begins; what was held until here is its markup. `call_id`: the model's own, which is used
+        unless an earlier call has it."""
         self._mark = None
         self._after_call = True
-        call_id = call_id or self.new_call_id(self._num_calls)
+        if call_id is None or call_id in self._given_ids:
+            call_id = self.new_call_id(self._num_calls)
+        self._given_ids.add(call_id)
         self._out.calls.append(CallDelta(self._num_calls, call_id, name))
         self._num_calls += 1
 
@@ -142,9 +149,14 @@ class CallParser:
     def calls_begun(self) -> int:
         return self._num_calls
 
-    def mark(self) -> None:
-        """Hold what is read from here on, until `begin`."""
-        self._mark = self._at
+    def mark(self, *, in_call: bool = False) -> None:
+        """Hold what is read from here on, until `begin` or `accept`. `in_call`: it is markup within a call;
+        if the output is cut there, it is dropped."""
+        self._mark, self._mark_in_call = self._at, in_call
+
+    def accept(self) -> None:
+        """What was held is markup of the call that has begun."""
+        self._mark = None
 
     def unread(self) -> None:
         """Go back to the mark."""
@@ -157,13 +169,16 @@ class CallParser:
         seen = self._at  # no tag begins before it, and only white space was held
         while True:
             found = min(((at, tag) for tag in tags if (at := self._text.find(tag, seen)) >= 0), default=None)
-            held = 0 if self.ended else max((_partial_suffix(self._text, tag) for tag in tags), default=0)
+            held = (
+                0 if self.ended else max((_partial_suffix(self._text, tag, seen) for tag in tags), default=0)
+            )
             stop = found[0] if found else len(self._text) - held
             if new := self._text[seen:stop].rstrip():
                 self._emit(self._text[self._at : seen + len(new)])
                 self._at = seen + len(new)
             if found:
-                self._mark, self._at = self._at, found[0] + len(found[1])
+                self.mark()
+                self._at = found[0] + len(found[1])
                 return found[1]
             if self.ended:
                 if not self._after_call:
@@ -225,6 +240,62 @@ class CallParser:
                 raise Broken
             yield
 
+    def may_close(self, tag: str) -> Steps[None]:
+        """Read the tag behind a call if it comes, white space before it included."""
+        self.mark()
+        try:
+            yield from self.closing(tag)
+            self.accept()
+        except Broken:
+            self.unread()
+
+    def pass_until(self, give: Callable[[str], None], *tags: str) -> Steps[str]:
+        """Give text out as it comes until one of `tags`, which is read. Raises Broken if none comes, once all
+        of the text was given out."""
+        while True:
+            found = min(
+                ((at, tag) for tag in tags if (at := self._text.find(tag, self._at)) >= 0), default=None
+            )
+            held = 0 if self.ended else max(_partial_suffix(self._text, tag, self._at) for tag in tags)
+            stop = found[0] if found else len(self._text) - held
+            if stop > self._at:
+                give(self._text[self._at : stop])
+                self._at = stop
+            if found:
+                self._at += len(found[1])
+                return found[1]
+            if self.ended:
+                raise Broken
+            yield
+
+    def run_of(self, stops: str, longest: int = 256) -> Steps[str]:
+        """The characters up to one of `stops` or the end; they are not read. Raises Broken for more than
+        `longest`."""
+        while True:
+            text = self._text[self._at : self._at + longest + 1]
+            end = next((at for at, char in enumerate(text) if char in stops), None)
+            if end is not None:
+                return text[:end]
+            if len(text) > longest:
+                raise Broken
+            if self.ended:
+                return text
+            yield
+
+    def name(self, stops: str = _NAME_ENDS) -> Steps[str]:
+        """Read the name of a function or a parameter. Raises Broken if there is none."""
+        name = yield from self.run_of(stops)
+        if not name:
+            raise Broken
+        self._at += len(name)
+        return name
+
+    def ahead(self, count: int) -> Steps[str]:
+        """The next `count` characters, fewer at the end; they are not read."""
+        while len(self._text) < self._at + count and not self.ended:
+            yield
+        return self._text[self._at : self._at + count]
+
     def unread_text(self) -> str:
         """What has come and was not read. Follow it with `take`."""
         return self._text[self._at :]
@@ -242,7 +313,8 @@ class CallParser:
                 yield from self.parse()
             except Broken:
                 if self._mark is not None and self.ended and self._at == len(self._text):
-                    self.cut_short()
+                    if not self._mark_in_call:
+                        self.cut_short()
                 else:
                     self._give_back()
             self._mark = None
@@ -279,9 +351,9 @@ def parse_whole(parser: CallParser, text: str) -> tuple[str, list[ToolCall]]:
     return "".join(part.content for part in parts), calls
 
 
-def _partial_suffix(text: str, tag: str) -> int:
-    """Length of the longest proper prefix of `tag` that `text` ends with."""
-    at = text.find(tag[0], max(0, len(text) - len(tag) + 1))
+def _partial_suffix(text: str, tag: str, start: int) -> int:
+    """Length of the longest proper prefix of `tag` that `text` ends with, from `start` on."""
+    at = text.find(tag[0], max(start, len(text) - len(tag) + 1))
     while at >= 0 and not tag.startswith(text[at:]):
         at = text.find(tag[0], at + 1)
     return len(text) - at if at >= 0 else 0
