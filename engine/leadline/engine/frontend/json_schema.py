@@ -13,11 +13,21 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
+
+from leadline.engine.frontend.schema_words import (
+    NOTES,
+    SchemaError,
+    children,
+    demand,
+    same,
+    say_otherwise,
+    type_of,
+)
 
 __all__ = ["SchemaError", "portable"]
 
@@ -26,29 +36,6 @@ _FORMATS = frozenset(
 )
 """Those that llguidance holds a text to; it refuses any other, which JSON Schema says to ignore (2020-12,
 validation, 7.2.3). Types of pydantic bring them: Path, SecretStr, bytes."""
-_MAPS = frozenset(
-    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
-)
-"""Keywords that map names to schemas."""
-_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-_SINGLE = frozenset(
-    {
-        "additionalItems",
-        "additionalProperties",
-        "contains",
-        "contentSchema",
-        "else",
-        "if",
-        "items",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    }
-)
-_NOTES = frozenset({"$comment", "title", "description", "default", "examples", "deprecated"})
-"""Keywords that constrain nothing."""
 _SAYS_NOTHING: tuple[tuple[str, Any], ...] = (
     ("uniqueItems", False),
     ("minProperties", 0),
@@ -66,13 +53,10 @@ _LARGEST = 9_223_372_036_854_774_784
 _MAX_ROUNDS = 64
 
 
-class SchemaError(ValueError):
-    """The message says what in the schema cannot be used."""
-
-
 def portable(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A schema that means the same and that llguidance takes. Raises SchemaError."""
     root = copy.deepcopy(dict(schema))
+    say_otherwise(root)
     _Rewriter(root).run()
     return root
 
@@ -139,7 +123,7 @@ class _Rewriter:
                 if isinstance(name := part.pop(key, None), str):
                     resource.anchors[name] = part
             self._seen[id(part)] = part, resource
-            stack += [(child, resource) for _, child in _children(part)]
+            stack += [(child, resource) for _, child in children(part)]
 
     def _locate(self, value: Any, pointer: str) -> None:
         """JSON pointers of everything that a reference can name."""
@@ -170,7 +154,7 @@ class _Rewriter:
         if isinstance(target, bool):
             # `true` and `false` have no place of their own in `_pointers`.
             del schema["$ref"]
-            schema["anyOf"] = [target]
+            demand(schema, target)
             return None
         if not isinstance(target, dict):
             raise SchemaError(
@@ -210,7 +194,7 @@ class _Rewriter:
         for _ in range(_MAX_ROUNDS):
             if not isinstance(schema, dict) or id(schema) not in self._targets:
                 break
-            if schema.keys() - _NOTES - {"$ref"}:
+            if schema.keys() - NOTES - {"$ref"}:
                 break
             schema = self._targets[id(schema)]
         return schema
@@ -229,7 +213,7 @@ class _Rewriter:
             return False
         values, others = _values(one), _values(other)
         if values is not None and others is not None:
-            return not any(_same(a, b) for a in values for b in others)
+            return not any(same(a, b) for a in values for b in others)
         types, types_of_other = _types(one), _types(other)
         if not types & types_of_other:
             return True
@@ -243,7 +227,7 @@ class _Rewriter:
                 values, others = _values(a), _values(b)
                 if values is None or others is None:
                     continue
-                if not any(_same(x, y) for x in values for y in others):
+                if not any(same(x, y) for x in values for y in others):
                     return True
         return False
 
@@ -320,17 +304,6 @@ class _Rewriter:
 # -- one schema ----------------------------------------------------------------------------------------------
 
 
-def _children(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(keyword, schema) of each schema right below."""
-    for key, value in schema.items():
-        if key in _MAPS and isinstance(value, dict):
-            yield from ((key, child) for child in value.values())
-        elif (key in _LISTS or key == "items") and isinstance(value, list):
-            yield from ((key, child) for child in value)
-        elif key in _SINGLE:
-            yield key, value
-
-
 def _bound(schema: dict[str, Any]) -> None:
     """Draft 4's exclusive bounds are flags; bounds too large for llguidance are tightened."""
     for key, flag in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
@@ -368,24 +341,47 @@ def _names(schema: dict[str, Any]) -> None:
     rule = schema.get("propertyNames")
     if rule is True or (
         isinstance(rule, dict)
-        and (not rule.keys() - _NOTES - {"type"})
+        and (not rule.keys() - NOTES - {"type"})
         and rule.get("type", "string") == "string"
     ):
         del schema["propertyNames"]
         return
-    if not isinstance(rule, dict) or schema.keys() & {"properties", "patternProperties"}:
+    properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+    if not isinstance(rule, dict) or not isinstance(properties, dict) or "patternProperties" in schema:
         return
-    others = schema.get("additionalProperties", True)
-    said = rule.keys() - _NOTES - {"type"}
-    names = [rule["const"]] if said == {"const"} else rule.get("enum") if said == {"enum"} else None
-    if said == {"pattern"} and isinstance(rule["pattern"], str):
-        schema["patternProperties"] = {rule["pattern"]: others}
-    elif isinstance(names, list) and all(isinstance(name, str) for name in names):
-        schema["properties"] = dict.fromkeys(names, others)
+    pattern, names = _name_rule(rule)
+    if names is not None:
+        kept = {name: properties.get(name, others) for name in names}
+    elif pattern is not None and (others is False or others in (True, {}) or not properties):
+        # A pattern holds for listed names too; where others may be anything, it says no more than that.
+        kept = {name: part for name, part in properties.items() if re.search(pattern, name)}
+        if others is not False:
+            schema["patternProperties"] = {pattern: others}
     else:
         return
+    # Names that are not allowed are listed still, so that the library does not take them as required.
+    schema["properties"] = dict.fromkeys(properties, False) | kept
     schema["additionalProperties"] = False
     del schema["propertyNames"]
+
+
+def _name_rule(rule: dict[str, Any]) -> tuple[str | None, list[str] | None]:
+    """(pattern, names): what a schema for names allows, if it says so by one of both."""
+    said = rule.keys() - NOTES - {"type"}
+    names = [rule["const"]] if said == {"const"} else rule.get("enum") if said == {"enum"} else None
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        return None, names
+    pattern = rule.get("pattern")
+    if said <= {"minLength", "maxLength"} and said:
+        least, most = rule.get("minLength", 0), rule.get("maxLength", "")
+        pattern = f"^(?s:.{{{least},{most}}})$"
+    elif said != {"pattern"}:
+        return None, None
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError):
+        return None, None
+    return pattern, None
 
 
 def _unevaluated(schema: dict[str, Any]) -> None:
@@ -427,19 +423,11 @@ def _types(schema: dict[str, Any]) -> set[str]:
     everything = {"object", "array", "string", "number", "boolean", "null"}
     values = _values(schema)
     if given is None:
-        return everything if values is None else {_type_of(value) for value in values}
+        return everything if values is None else {type_of(value) for value in values}
     return {
         "number" if name == "integer" else str(name)
         for name in (given if isinstance(given, list) else [given])
     }
-
-
-def _type_of(value: Any) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int | float):
-        return "number"
-    return {str: "string", dict: "object", list: "array"}.get(type(value), "null")
 
 
 def _values(schema: dict[str, Any]) -> list[Any] | None:
@@ -448,11 +436,6 @@ def _values(schema: dict[str, Any]) -> list[Any] | None:
         return [schema["const"]]
     values = schema.get("enum")
     return values if isinstance(values, list) else None
-
-
-def _same(one: Any, other: Any) -> bool:
-    """JSON's equality: true is not 1."""
-    return _type_of(one) == _type_of(other) and one == other
 
 
 def _mapping(value: Any) -> dict[str, Any]:
