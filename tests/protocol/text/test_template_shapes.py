@@ -185,3 +185,36 @@ def test_each_template_of_a_model_has_its_own_forms():
     plain = chat.render(talk(), add_generation_prompt=False)
     assert '<call>{"name": "weather", "arguments": {"city"' in plain
     assert "<CALL>weather" in chat.render(talk(), tools=[tool], add_generation_prompt=False)
+
+
+NINE_LETTERS = """{%- for message in messages %}{{- '<' + message.role + '>' }}
+{%- for call in message.tool_calls or [] %}
+{%- if call.id | length != 9 %}{{- raise_exception('Tool call IDs should have length 9!') }}{%- endif %}
+{{- call.id + call.function.name + call.function.arguments | tojson }}
+{%- endfor %}
+{%- if message.role == 'tool' %}
+{%- if message.tool_call_id | length != 9 %}{{- raise_exception('IDs should have length 9!') }}{%- endif %}
+{{- message.tool_call_id }}
+{%- endif %}{{- message.content or '' }}{%- endfor %}"""
+
+
+def test_ids_of_any_length_reach_a_template_that_wants_nine_letters():
+    """Mistral's templates refuse others, also those that this engine gave."""
+    function = {"name": "weather", "arguments": "{}"}
+
+    def turn(call_id: str) -> str:
+        call = {"id": call_id, "type": "function", "function": function}
+        messages = [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call_id, "content": "sunny"},
+        ]
+        return ours(NINE_LETTERS, messages)
+
+    assert turn("abcdef123").count("abcdef123") == 2
+    texts = {turn(call_id) for call_id in ("call_0123456789abcdef01234567", "c1", "call-of-9")}
+    assert len(texts) == 3
+    for text in texts:
+        called, answered = text.split("<assistant>")[1].split("<tool>")
+        assert called[:9] == answered[:9]
+        assert called[:9].isalnum()

@@ -2,14 +2,15 @@
 
 Owns the checks on messages that need no model (E4: an empty list is the caller's mistake) and the
 translations that a template needs (`template_shape.TemplateShape`): content parts, null contents, arguments
-of calls as objects or text, `developer` to `system`, `function` and `function_call`, which are older, to
-`tool` and `tool_calls`.
+of calls as objects or text, ids of calls, `developer` to `system`, `function` and `function_call`, which are
+older, to `tool` and `tool_calls`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 from leadline.protocol.errors import RequestError
@@ -39,6 +40,8 @@ def normalize_messages(
     ]
     if shape.tool_names:
         _name_tools(plain)
+    if shape.short_ids:
+        _shorten_ids(plain)
     return _split(plain, shape) if shape.splits_calls else plain
 
 
@@ -153,6 +156,22 @@ def _name_tools(messages: list[dict[str, Any]]) -> None:
             names[str(call.get("id"))] = call["function"]["name"]
         if message["role"] == "tool":
             message.setdefault("name", names.get(str(message.get("tool_call_id")), "tool"))
+
+
+def _shorten_ids(messages: list[dict[str, Any]]) -> None:
+    """Give calls and their answers ids of nine letters and digits: another id's are a hash of it."""
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            call["id"] = _short_id(call.get("id"))
+        if message["role"] == "tool":
+            message["tool_call_id"] = _short_id(message.get("tool_call_id"))
+
+
+def _short_id(call_id: object) -> str:
+    text = str(call_id)
+    if len(text) == len(_CALL_ID) and text.isascii() and text.isalnum():
+        return text
+    return blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()[: len(_CALL_ID)]
 
 
 def _split(messages: list[dict[str, Any]], shape: TemplateShape) -> list[dict[str, Any]]:

@@ -41,6 +41,8 @@ class TemplateShape:
     """Wanted as the object, but a text or another value is taken too."""
     tool_names: bool = False
     """A tool's message must have the tool's name."""
+    short_ids: bool = False
+    """Ids of calls must have nine letters and digits, as in Mistral's templates."""
 
 
 PLAIN = TemplateShape()
@@ -50,6 +52,7 @@ _TOOL = "lead_tool"
 _ARGUMENTS = {_KEY: _VALUE}
 _ARGUMENTS_TEXT = f'{{"{_KEY}": "{_VALUE}"}}'
 _CALL_ID = "leadcall1"  # nine letters and digits, which some templates insist on
+_OTHER_IDS = ("c1", "call_0123456789abcdef01234567")
 
 
 def find_shape(render: Render, source: str) -> TemplateShape:
@@ -87,13 +90,19 @@ def _with_calls(shape: TemplateShape, render: Render, source: str) -> TemplateSh
             form = replace(form, any_arguments=render(_call(None, form, "no JSON"), True) is not None)
     if (form.calls_with_null or form.calls_with_empty) and not shown(_TEXT, form, _TEXT):
         form = replace(form, splits_calls=shown(_TEXT, replace(form, splits_calls=True), _TEXT))
+    content = "" if form.calls_with_empty else None
+    if render(_call(content, form), True) is not None:
+        other_ids = (render(_call(content, form, call_id=call_id), True) for call_id in _OTHER_IDS)
+        form = replace(form, short_ids=any(text is None for text in other_ids))
     return form
 
 
-def _call(content: str | None, shape: TemplateShape, arguments: str | None = None) -> list[Message]:
+def _call(
+    content: str | None, shape: TemplateShape, arguments: str | None = None, call_id: str = _CALL_ID
+) -> list[Message]:
     given: Any = _ARGUMENTS_TEXT if shape.text_arguments else _ARGUMENTS
     function = {"name": _TOOL, "arguments": given if arguments is None else arguments}
-    call = {"id": _CALL_ID, "type": "function", "function": function}
+    call = {"id": call_id, "type": "function", "function": function}
     before: list[Message] = []
     if content and shape.splits_calls:
         before = [{"role": "assistant", "content": content}]
@@ -102,13 +111,13 @@ def _call(content: str | None, shape: TemplateShape, arguments: str | None = Non
         {"role": "user", "content": "question"},
         *before,
         {"role": "assistant", "content": content, "tool_calls": [call]},
-        _tool_message(shape, _RESULT),
+        _tool_message(shape, _RESULT, call_id),
     ]
 
 
-def _tool_message(shape: TemplateShape, content: Any) -> Message:
+def _tool_message(shape: TemplateShape, content: Any, call_id: str = _CALL_ID) -> Message:
     named = {"name": _TOOL} if shape.tool_names else {}
-    return {"role": "tool", "tool_call_id": _CALL_ID, "content": content, **named}
+    return {"role": "tool", "tool_call_id": call_id, "content": content, **named}
 
 
 def _with_parts(shape: TemplateShape, render: Render) -> TemplateShape:
