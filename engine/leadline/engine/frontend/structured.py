@@ -253,6 +253,8 @@ def _grammar(spec: StructuredSpec) -> str:
 
 def _lark(grammar: str) -> str:
     """A grammar in Lark's form, from that or from GBNF. Raises SchemaError."""
+    if "::=" not in grammar:
+        return grammar
     try:
         return any_to_lark(grammar)
     except GbnfToLarkError as error:
