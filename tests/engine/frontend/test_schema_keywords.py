@@ -146,3 +146,12 @@ def test_schemas_of_agents_and_mcp_servers_are_enforced(compiler, tokenizer, nam
         assert takes(compiler, tokenizer, free, f"Well. {call}") is wanted
     for other in ("qwen3_coder", "gemma4", "pythonic"):
         compiler.validate(calls_in_text(plan_tools([tool]), format_named(other), tokenizer))
+
+
+def test_a_strict_tool_whose_schema_cannot_be_enforced_is_refused_by_its_keyword(compiler, tokenizer):
+    parameters = {**OBJECT, "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tool = {"type": "function", "function": {"name": "tool", "parameters": parameters, "strict": True}}
+    with pytest.raises(RequestError, match=r"JSON schema of a tool.*uniqueItems") as refused:
+        compiler.validate(calls_in_text(plan_tools([tool]), format_named("hermes"), tokenizer))
+    assert refused.value.param == "tools"
+    assert "part0" not in refused.value.message

@@ -41,6 +41,7 @@ _WHITESPACE = r"[ \t\n\r]{0,20}"
 _TRIAL_TOKENS = 24
 _TRIAL_TOKENS_AT_LEAST = 6
 _TRIAL_SECONDS = 0.25
+_IN_SCHEMA = "failed to compile JSON schema: "
 _NO_TEXT = "no text satisfies it"
 _TOO_COMPLEX = "it is too complex: simplify nested repetitions, or use fewer optional properties"
 
@@ -296,6 +297,8 @@ def rejected(spec: StructuredSpec, complaint: str) -> RequestError:
     what = {"json_object": "JSON object", "json_schema": "JSON schema", "regex": "regular expression"}.get(
         spec.kind, "grammar"
     )
+    if spec.param == "tools":
+        what = "JSON schema of a tool"
     return RequestError(
         f"the {what} for structured output cannot be used: {complaint}",
         param=spec.param or {"regex": "regex", "lark": "grammar"}.get(spec.kind, "response_format"),
@@ -306,6 +309,8 @@ def rejected(spec: StructuredSpec, complaint: str) -> RequestError:
 def _reason(matcher: llguidance.LLMatcher) -> str:
     """The library's complaint, in words that help a caller."""
     complaint = str(matcher.get_error()).split("\n<state>")[0].strip()
+    if (at := complaint.find(_IN_SCHEMA)) >= 0:  # the grammar around it follows
+        complaint = complaint[at + len(_IN_SCHEMA) :].splitlines()[0]
     if "NoExtension" in complaint:
         return _NO_TEXT
     if "oneOf constraints are not supported" in complaint:
