@@ -52,7 +52,7 @@ def completes(server: LiveServer) -> None:
         ({"prompt": "a", "best_of": 1, "n": 2}, "best_of"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
         ({"prompt": "a", "priority_class": "royal"}, "priority_class"),
-        ({"prompt": "a", "regex": "a", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"prompt": "a", "regex": "a", "response_format": {"type": "json_object"}}, "regex"),
         ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format.type"),
         ({"prompt": "a", "regex": "(unclosed"}, "regex"),
         ({"prompt": "a", "grammar": "start: nowhere"}, "grammar"),
