@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import os
 import re
 import signal
@@ -54,7 +55,7 @@ def _catches(status: str, number: int) -> bool:
 def test_help_lists_the_commands() -> None:
     result = leadline("--help")
     assert result.returncode == 0
-    for command in ("serve", "chat", "warmup", "model-path", "bench"):
+    for command in ("serve", "chat", "warmup", "size", "model-path", "bench"):
         assert command in result.stdout
 
 
@@ -123,6 +124,8 @@ def test_every_setting_of_the_engine_is_read_by_it() -> None:
         (("serve", "smollm2", "--api-key-file", "/nowhere/keys"), "/nowhere/keys"),
         (("model-path", "no-such-model"), "no-such-model"),
         (("model-path", "hf://"), "hf://"),
+        (("size", "smollm2", "--gpu", "abacus"), "--gpu 'abacus' is not known; use h200"),
+        (("size", "smollm2", "--tp", "10"), "--tp 10 is more than the model's 9 attention heads"),
         (("chat", "--url", "http://127.0.0.1:9", "--prompt", "Hi"), "cannot reach http://127.0.0.1:9"),
         (("chat", "--url", "ftp://somewhere", "--prompt", "Hi"), "ftp://somewhere"),
         (("warmup",), "nothing to warm up"),
@@ -153,6 +156,20 @@ def test_model_path_prints_a_folder_with_a_model() -> None:
     result = leadline("model-path", "smollm2")
     assert result.returncode == 0
     assert os.path.isfile(os.path.join(result.stdout.strip(), "config.json"))
+
+
+def test_size_says_what_fits_and_what_would() -> None:
+    fits = leadline("size", "smollm2", "--gpu", "l4")
+    assert fits.returncode == 0
+    assert "0.13 B parameters" in fits.stdout
+    assert fits.stdout.splitlines()[-1].startswith("fits: ")
+    small = leadline("size", "smollm2", "--gpu", "4.6", "--json")
+    assert small.returncode == 1
+    report = json.loads(small.stdout)
+    assert 0 < report["kv_tokens"] < report["max_model_len"] == 8192
+    words = leadline("size", "smollm2", "--gpu", "4.6").stdout.splitlines()[-1]
+    assert words.startswith("it fits with --tp 2 or --quantization fp8 or --kv-cache-dtype fp8 or ")
+    assert words.endswith(f" --max-model-len {report['kv_tokens']}")
 
 
 def test_a_gateway_without_access_to_kubernetes_says_so_in_a_line(tmp_path) -> None:

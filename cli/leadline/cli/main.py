@@ -27,6 +27,7 @@ _COMMANDS = {
     "chat": ("leadline.cli.chat", "talk to a model: a running server's, or one started for the occasion"),
     "warmup": ("leadline.cli.warmup", "put prompts into a running engine's prefix cache"),
     "bench": ("leadline.cli.bench", "measure what clients of a running server see"),
+    "size": ("leadline.cli.size", "print how much memory a model takes, and what fits on a GPU"),
     "model-path": ("leadline.cli.model_path", "get a model and print its local folder"),
 }
 

@@ -119,6 +119,14 @@ def test_without_weights_only_the_small_files_are_fetched(tmp_path):
         assert hub.fetched() == {name for name in WANTED if "safetensors" not in name}
 
 
+def test_for_its_size_only_the_config_of_a_model_is_fetched(tmp_path):
+    with FakeHub({"org/name": Repository(FILES)}) as hub:
+        resolve("hf://org/name", tmp_path, hub.url, config_only=True)
+        assert hub.fetched() == {
+            name for name in WANTED if name.endswith("config.json") and "tok" not in name
+        }
+
+
 def test_a_revision_is_resolved_to_its_commit(tmp_path):
     other = "f" * 40
     repository = Repository(FILES, revisions={"main": COMMIT, "v2": other})

@@ -56,6 +56,7 @@ def resolve_hub_model(
     progress: bool,
     weights: bool,
     report: ReportStage = no_report,
+    config_only: bool = False,
 ) -> LocalModel:
     """Fetch what is not in the hub's cache yet. Raises ModelNotFound, ModelUnreachable, Unauthorized or
     ConfigError."""
@@ -65,10 +66,13 @@ def resolve_hub_model(
 
     from huggingface_hub import snapshot_download
 
+    patterns = _CONFIG_FILES + (_WEIGHT_FILES if weights else [])
+    if config_only:
+        patterns, weights = _CONFIG_FILES[:2], False
     wanted: dict[str, Any] = {
         "revision": revision or None,
         "cache_dir": download_dir,
-        "allow_patterns": _CONFIG_FILES + (_WEIGHT_FILES if weights else []),
+        "allow_patterns": patterns,
         "ignore_patterns": _IGNORED,
     }
     with _sentences(name, repository, revision or None), _progress_bars(progress):

@@ -24,13 +24,14 @@ def resolve_model(
     progress: bool = True,
     report: ReportStage = no_report,
     weights: bool = True,
+    config_only: bool = False,
 ) -> LocalModel:
     """The local folder of a model, downloaded or converted first if need be.
 
     `download_dir` replaces the cache directory (`$LEADLINE_CACHE`, else `~/.cache/leadline`, for smollm2;
     the hub's own cache, governed by HF_HOME, for hf://). `progress`: bars on stderr; `report` hears how far a
     download or conversion is. `weights=False` fetches an hf:// model's config and
-    tokenizer only.
+    tokenizer only, `config_only` its config.json and generation_config.json only.
 
     Raises ModelNotFound, ModelUnreachable (the hub does not answer), Unauthorized (it wants a token, or
     another one), or ConfigError (an unusable cache directory).
@@ -46,7 +47,12 @@ def resolve_model(
         from leadline.engine.hub.huggingface import resolve_hub_model
 
         return resolve_hub_model(
-            name, download_dir=download_dir, progress=progress, report=report, weights=weights
+            name,
+            download_dir=download_dir,
+            progress=progress,
+            report=report,
+            weights=weights,
+            config_only=config_only,
         )
     if "://" in name and not name.startswith("file://"):
         scheme = name.split("://", 1)[0]

@@ -1,0 +1,124 @@
+"""How much memory a model takes, from its shape alone: weights, KV cache, the largest step.
+
+Pure arithmetic, no torch. `leadline size` prints it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leadline.engine.models.config import ModelConfig
+
+__all__ = ["GPUS", "ModelSize", "model_size"]
+
+GPUS = {
+    "h200": 143_771,
+    "h100": 81_559,
+    "h100-nvl": 95_830,
+    "b200": 183_359,
+    "a100": 81_920,
+    "a100-40gb": 40_960,
+    "l40s": 46_068,
+    "l4": 23_034,
+    "a10g": 23_028,
+    "rtx4090": 24_564,
+}
+"""Memory in MiB, as nvidia-smi shows it."""
+
+_OUTSIDE = 3_300_000_000
+"""Bytes of a GPU that hold neither weights, activations nor KV cache: CUDA's context, graphs, workspaces. The
+difference on one H200 (benchmarks/RESULTS.md, KV pool of Qwen3-8B)."""
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Bytes on each GPU.
+
+    Attributes:
+        parameters: of the whole model.
+        weights: of a rank.
+        kv_per_token: of a rank, keys and values of all layers.
+        step: activations of the largest step, and what lies outside of them; an estimate.
+    """
+
+    parameters: int
+    weights: int
+    kv_per_token: int
+    step: int
+
+    def kv_bytes(self, total: int, utilization: float) -> int:
+        """Return the bytes left for the KV cache on a GPU with `total` bytes. Negative: too little."""
+        return int(total * utilization) - self.weights - self.step
+
+
+def model_size(
+    config: ModelConfig,
+    *,
+    tensor_parallel: int = 1,
+    fp8_weights: bool = False,
+    fp8_kv: bool = False,
+    max_num_batched_tokens: int = 8192,
+    max_num_seqs: int = 256,
+) -> ModelSize:
+    """Return what the model takes on each of `tensor_parallel` GPUs, as the engine lays it out: heads and MLP
+    shared out and padded, norms replicated, KV heads replicated where there are more ranks than heads."""
+    size = _BYTES[config.dtype]
+    whole, rank = _layers(config, 1), _layers(config, tensor_parallel)
+    vocabulary = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+    final_norm = config.hidden_size
+    weights = (-(-vocabulary // tensor_parallel) + final_norm + rank.plain) * size
+    # In FP8 each row of a matrix has a scale in float32.
+    weights += rank.matrices + 4 * rank.rows if fp8_weights else rank.matrices * size
+    return ModelSize(
+        parameters=vocabulary + final_norm + whole.plain + whole.matrices,
+        weights=weights,
+        kv_per_token=2 * config.num_layers * rank.kv_heads * config.head_dim * (1 if fp8_kv else size),
+        step=_OUTSIDE
+        + max_num_batched_tokens * size * (4 * config.hidden_size + rank.widest)
+        + 2 * max_num_seqs * config.vocab_size * 4,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """Parameters of all layers of a rank."""
+
+    matrices: int
+    rows: int
+    """Of the matrices."""
+    plain: int
+    """Norms, biases, routers: never quantized."""
+    kv_heads: int
+    widest: int
+    """Activations of a token beside the hidden state, in the layer that has most."""
+
+
+def _layers(config: ModelConfig, ranks: int) -> _Layers:
+    hidden, dim, layers = config.hidden_size, config.head_dim, config.num_layers
+    group = config.num_heads // config.num_kv_heads
+    kv_heads = -(-config.num_kv_heads // ranks)
+    heads = kv_heads * group
+    if ranks % config.num_kv_heads == 0:
+        heads = -(-group // (ranks // config.num_kv_heads))
+    projected = (heads + 2 * kv_heads) * dim
+    matrices, rows = hidden * (projected + heads * dim), projected + hidden
+    plain = 2 * hidden + (2 * dim if config.qk_norm else 0)
+    plain += (projected if config.attention_bias else 0) + (hidden if config.o_bias else 0)
+
+    inner = -(-config.intermediate_size // ranks)
+    mlp, mlp_rows = 3 * hidden * inner, 2 * inner + hidden
+    mlp_plain = (2 * inner + hidden) if config.mlp_bias else 0
+    experts = config.experts
+    sparse_layers = 0 if experts is None else layers - len(experts.dense_layers)
+    total = layers * matrices + (layers - sparse_layers) * mlp
+    total_rows = layers * rows + (layers - sparse_layers) * mlp_rows
+    total_plain = layers * plain + (layers - sparse_layers) * mlp_plain
+    widest = projected + 3 * inner
+    if experts is not None:
+        inner = -(-experts.intermediate_size // ranks)
+        total += sparse_layers * experts.count * 3 * hidden * inner
+        total_rows += sparse_layers * experts.count * (2 * inner + hidden)
+        total_plain += sparse_layers * experts.count * hidden  # the router
+        widest = max(widest if experts.dense_layers else 0, projected + experts.per_token * 3 * inner)
+    return _Layers(total, total_rows, total_plain, kv_heads, widest)
