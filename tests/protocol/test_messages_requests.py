@@ -321,6 +321,55 @@ def test_other_content_than_text_is_refused_with_what_to_send() -> None:
     assert "'image', but this server takes text only" in error.message
 
 
+def test_a_request_in_the_form_of_claude_codes_becomes_a_chat() -> None:
+    """As version 2.1.197 sends them, in other words."""
+    edit = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "description": "Where.", "minLength": 1},
+            "all": {"type": "boolean", "default": False},
+            "lines": {"type": "integer", "exclusiveMinimum": 0, "maximum": 9007199254740991},
+            "env": {
+                "type": "object",
+                "propertyNames": {"type": "string"},
+                "additionalProperties": {"type": "string"},
+            },
+        },
+        "required": ["path"],
+        "additionalProperties": False,
+    }
+    cached = {"cache_control": {"type": "ephemeral"}}
+    made = chat(
+        system=[
+            text("x-anthropic-billing-header: cc_version=2.1.197.1c0; cc_entrypoint=cli;"),
+            text("You are an agent.") | cached,
+            text("\nYou edit files.") | cached,
+        ],
+        messages=[
+            ask(text("<system-reminder>\nNotes.\n</system-reminder>"), text("Say hello.") | cached),
+            {"role": "system", "content": "You have these agents: ..."},
+        ],
+        tools=[{"name": "Edit", "description": "Edits a file.", "input_schema": edit}],
+        thinking={"type": "adaptive"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        output_config={"effort": "high"},
+        metadata={"user_id": '{"device_id":"d","account_uuid":"","session_id":"s"}'},
+        max_tokens=32000,
+        stream=True,
+    )
+    assert json.loads(encode_body(made))["messages"] == [
+        {"role": "system", "content": [text("You are an agent."), text("\nYou edit files.")]},
+        {
+            "role": "user",
+            "content": [text("<system-reminder>\nNotes.\n</system-reminder>"), text("Say hello.")],
+        },
+        {"role": "system", "content": "You have these agents: ..."},
+    ]
+    assert made.tools[0].function.parameters == edit  # type: ignore[index,union-attr]
+    assert made.skipped_tools == ()
+
+
 def test_values_that_change_nothing_are_accepted() -> None:
     chat(
         container=None,
