@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -20,11 +19,6 @@ from leadline.engine.server.typed_events import EventWriter
 TEXTS = st.text('ab{}\n"é', max_size=6)
 
 
-@dataclass(slots=True)
-class Thought(ParsedText):
-    reasoning: str = ""
-
-
 @st.composite
 def outputs(draw: st.DrawFn) -> list[ParsedText]:
     """Pieces as parsers give them: calls are numbered, the parts of one follow each other."""
@@ -35,7 +29,7 @@ def outputs(draw: st.DrawFn) -> list[ParsedText]:
         if kind in ("text", "both"):
             piece.content = draw(TEXTS)
         if kind == "thought":
-            piece = Thought(reasoning=draw(TEXTS))
+            piece.reasoning = draw(TEXTS)
         if kind in ("call", "both"):
             piece.calls.append(CallDelta(calls, f"call_{calls}", f"f{calls}", draw(TEXTS)))
             calls += 1

@@ -132,8 +132,8 @@ def _parts(steps: Iterable[ParsedText], open_kind: str) -> list[_Part]:
         if open_kind == _CALL and calls and calls[0].id is None:
             _join(parts, _CALL, calls[0].arguments)  # of the call that is open
             calls = calls[1:]
-        if reasoning := getattr(step, "reasoning", ""):
-            _join(parts, _THINKING, reasoning)
+        if step.reasoning:
+            _join(parts, _THINKING, step.reasoning)
         if step.content:
             _join(parts, _TEXT, step.content)
         for part in calls:

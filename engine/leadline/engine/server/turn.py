@@ -81,7 +81,8 @@ class Piece:
         if len(self.steps) == 1:
             return self.steps[0]
         content = "".join(step.content for step in self.steps)
-        return ParsedText(content, [part for step in self.steps for part in step.calls])
+        reasoning = "".join(step.reasoning for step in self.steps)
+        return ParsedText(content, [part for step in self.steps for part in step.calls], reasoning)
 
     @property
     def is_written(self) -> bool:
