@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from leadline.engine.frontend.tool_formats import FORMATS
 from leadline.engine.models.families import FAMILIES
 
 PAGE = (Path(__file__).parents[2] / "docs/models.md").read_text()
@@ -16,8 +17,16 @@ SHAPES = {  # layers, KV heads, head size
 }
 
 
-def test_every_architecture_is_on_the_page_and_no_other() -> None:
-    assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == set(FAMILIES)
+def rows_of(text: str) -> list[str]:
+    return re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+
+
+def test_every_architecture_and_tool_format_is_on_the_page_and_no_other() -> None:
+    architectures, _, rest = PAGE.partition("## Tool calls")
+    formats, _, sizes = rest.partition("## Memory")
+    assert set(rows_of(architectures)) == set(FAMILIES)
+    assert rows_of(formats) == sorted(tool_format.name for tool_format in FORMATS)
+    assert not rows_of(sizes)
 
 
 def test_the_cache_takes_what_the_page_says() -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_texts import TEXTS, TOOLS
 
+from leadline.engine.async_engine import AsyncEngine
+from leadline.engine.config import EngineConfig
 from leadline.engine.errors import ConfigError, RequestError
 from leadline.engine.frontend.structured import GrammarCompiler
 from leadline.engine.frontend.tool_formats import FORMATS, ToolCall, detect_format, format_named, parse_whole
 from leadline.engine.frontend.tool_schema import calls_in_text, known_format, or_calls, plan_tools
+from leadline.engine.model_texts import ModelTexts
 from leadline.engine.sampling_params import StructuredSpec
+from leadline.protocol.text.chat import ChatRenderer
 from leadline.protocol.text.tokenizer import Tokenizer
 
 NAMES = [tool_format.name for tool_format in FORMATS]
@@ -221,15 +225,20 @@ def test_a_form_that_is_not_known_is_refused_unless_calls_are_forced_or_hidden()
     assert known_format(plan_tools(None), unknown) is None
 
 
-def test_a_setting_names_the_format():
+def test_a_setting_names_the_format_and_a_wrong_name_stops_the_start():
     assert format_named("glm45").name == "glm45"
+    config = EngineConfig(model="smollm2", tool_format="glm")
     with pytest.raises(ConfigError, match=r"tool_format must be one of deepseek_v3, .*, not 'glm'"):
-        format_named("glm")
+        asyncio.run(AsyncEngine.start(config))
 
 
-def test_the_docs_list_every_format():
-    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
-    assert [name for name in NAMES if f"| `{name}` |" not in page] == []
+def test_the_demo_models_template_shows_no_tools_and_a_tool_template_does(smollm_folder):
+    renderer = ModelTexts.load(smollm_folder).renderer
+    assert not renderer.shows_tools()
+    shown = ChatRenderer({"default": "{{ messages[0].content }}{{ tools | tojson }}"}, {})
+    assert shown.shows_tools()
+    picky = ChatRenderer({"default": "{% if tools %}{{ raise_exception('no') }}{% endif %}"}, {})
+    assert picky.shows_tools(), "it looks at them"
 
 
 # Text to JSON by the schema
