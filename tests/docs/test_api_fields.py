@@ -52,7 +52,7 @@ def test_every_field_of_responses_is_served_refused_or_ignored_as_its_page_says(
     refused, ignored = rest.split("\nIgnored, ")
     ours = {*ResponsesRequest.__struct_fields__}
     openais = {*responses.ResponseCreateParamsBase.__annotations__, "stream"}
-    refused_fields = {"background", "conversation", "previous_response_id", "prompt"}
+    refused_fields = {"background", "conversation", "prompt"}
     assert in_backticks(refused) - {"input"} == refused_fields
     assert in_backticks(ignored) == openais - ours
     assert first_column(of_openai) == openais & ours - refused_fields

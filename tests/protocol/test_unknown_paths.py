@@ -20,7 +20,7 @@ SERVED = ["/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/
         ("/v1/embeddings", "no embeddings"),
         ("/v1/images/generations", "text only"),
         ("/v1/audio/speech", "text only"),
-        ("/v1/responses/resp_1", "not stored"),
+        ("/v1/responses/resp_1", "responses.store_seconds"),
         ("/api/chat", "use /v1/chat/completions"),
         ("/tokenize", "an engine serves it"),
     ],

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
@@ -33,6 +34,7 @@ from leadline.gateway.proxy.gate import KeyGate
 from leadline.gateway.proxy.handler import ProxyHandler
 from leadline.gateway.proxy.settings import ProxySettings
 from leadline.gateway.proxy.tracing import start_tracing
+from leadline.gateway.stored_responses import ResponseStore, listed
 from leadline.protocol.errors import RequestError, error_body
 from leadline.protocol.http.answers import answer_to
 from leadline.protocol.http.asgi import Receive, Scope, Send, serve_asgi
@@ -111,6 +113,7 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.config_watch = ConfigWatch(file, self.metrics.settings_file) if file is not None else None
         self.keys = KeyRing(config.keys_file or None)
+        self.responses = ResponseStore(config.redis_url, config.responses)
         self.background = Background(self)
         self.draining = False
         self._rest = _rest_of_the_api(self)
@@ -150,6 +153,7 @@ class Gateway:
             metrics=self.metrics,
             settings=self.settings,
             gate=KeyGate(self.keys, limits),
+            responses=self.responses,
             access_log=access_log,
             tracing=tracing,
         )
@@ -159,6 +163,7 @@ class Gateway:
             self.draining = True
             await self.background.stop()
             dispatcher.close()
+            await self.responses.close()
             if access_log is not None:
                 access_log.flush()
             if tracing is not None:
@@ -239,6 +244,9 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
         except RequestError as error:
             return _error(error)
 
+    if gateway.responses.enabled:
+        _add_stored_responses(app, gateway)
+
     @app.exception_handler(HTTPException)
     async def router_error(request: Request, error: HTTPException) -> Response:
         if error.status_code == 404 and request.url.path in DIALECTS:
@@ -256,6 +264,38 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
     return app
 
 
+def _add_stored_responses(app: FastAPI, gateway: Gateway) -> None:
+    """Routes of responses that are stored."""
+    store, gate = gateway.responses, KeyGate(gateway.keys)
+
+    async def tenant_of(request: Request) -> str:
+        """Raises InvalidKey."""
+        return (await gate.authenticate_slow(request.headers.get("authorization"))).tenant
+
+    @app.get("/v1/responses/{name}")
+    async def response(request: Request, name: str) -> Response:
+        try:
+            return _json(_json_of((await store.get(await tenant_of(request), name)).response))
+        except RequestError as error:
+            return _error(error)
+
+    @app.delete("/v1/responses/{name}")
+    async def delete(request: Request, name: str) -> Response:
+        try:
+            await store.delete(await tenant_of(request), name)
+        except RequestError as error:
+            return _error(error)
+        return _json(_json_of({"id": name, "object": "response.deleted", "deleted": True}))
+
+    @app.get("/v1/responses/{name}/input_items")
+    async def items(request: Request, name: str) -> Response:
+        try:
+            return _json(_json_of(listed(name, (await store.get(await tenant_of(request), name)).input)))
+        except RequestError as error:
+            return _error(error)
+
+
+_json_of = msgspec.json.Encoder().encode
 _SERVED = [*DIALECTS, "/v1/models", "/health", "/ready", "/metrics", "/version"]
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "GatewayConfig",
     "PodConfig",
     "RateLimitConfig",
+    "ResponsesConfig",
     "ServerConfig",
     "ServiceConfig",
     "UpstreamConfig",
@@ -146,6 +147,17 @@ class RateLimitConfig(Strict):
     """The same for tokens of prompt and output together."""
 
 
+class ResponsesConfig(Strict):
+    """Storing of responses, for `previous_response_id`."""
+
+    store_seconds: NonNegative = 0.0
+    """How long responses of `/v1/responses`, and their input, are stored in Redis; 0: not at all."""
+    max_bytes: AtLeastOne = 1 << 20
+    """A response that is larger together with its input is not stored."""
+    max_per_tenant: AtLeastOne = 1000
+    """Responses that are stored for one tenant; beyond them the oldest are deleted."""
+
+
 class ServerConfig(Strict):
     """The side that clients see."""
 
@@ -222,6 +234,7 @@ class GatewayConfig(Strict):
     discovery: DiscoveryConfig = msgspec.field(default_factory=DiscoveryConfig)
     admission: AdmissionConfig = msgspec.field(default_factory=AdmissionConfig)
     limits: RateLimitConfig = msgspec.field(default_factory=RateLimitConfig)
+    responses: ResponsesConfig = msgspec.field(default_factory=ResponsesConfig)
     server: ServerConfig = msgspec.field(default_factory=ServerConfig)
     upstream: UpstreamConfig = msgspec.field(default_factory=UpstreamConfig)
 
@@ -236,6 +249,8 @@ class GatewayConfig(Strict):
         self._check_models()
         if self.redis_url and not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
             raise ConfigError("redis_url: must begin with redis://, rediss:// or unix://")
+        if self.responses.store_seconds and not self.redis_url:
+            raise ConfigError("responses.store_seconds: needs redis_url, where responses are stored")
         if self.server.metrics_port and self.server.metrics_port == self.server.port:
             raise ConfigError("server.metrics_port: must differ from server.port; leave it out for one port")
         if not self.services and self.discovery.kind == "static":

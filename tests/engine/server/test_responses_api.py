@@ -12,8 +12,6 @@ from openai.types.responses import Response, ResponseFunctionToolCall
 from pydantic import BaseModel
 from responses_reader import Reader
 
-from leadline.protocol.stream_notes import read_note
-
 FRANCE = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 GO: Any = {
@@ -147,7 +145,7 @@ def test_what_is_skipped_is_named_in_a_header(server: LiveServer) -> None:
         ({"input": "a " * (2 * CONTEXT)}, "input", "maximum context length"),
         ({"input": "a", "tools": [GO, GO]}, "tools", "twice"),
         ({"input": "a", "regex": "a", "text": {"format": {"type": "json_object"}}}, "text.format", "at most"),
-        ({"input": "a", "store": True, "previous_response_id": "r"}, "previous_response_id", "not stored"),
+        ({"input": "a", "store": True, "previous_response_id": "r"}, "previous_response_id", "store_seconds"),
         ({"input": "a", "background": True}, "background", "not supported"),
     ],
 )
@@ -159,47 +157,3 @@ def test_what_cannot_be_served_is_a_400_in_the_words_of_the_api(
             server.client.responses.create(model="smollm2", stream=stream, extra_body=body)
         assert refused.value.param == param
         assert words in refused.value.message
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"input": FRANCE, "max_output_tokens": 5},
-        {"input": "Go.", "tools": [GO], "regex": f"Look: {CALL}{CALL}", "max_output_tokens": 60},
-        {"input": "Go.", "tools": [GO], "tool_choice": "required", "max_output_tokens": 60},
-    ],
-)
-def test_a_stream_goes_on_behind_any_token_with_the_same_bytes(
-    server: LiveServer, body: dict[str, Any]
-) -> None:
-    asked = {**body, "stream": True, "seed": 3, "answer_id": "resp_1", "answer_created": 5}
-    asked |= {"return_token_ids": True}
-    whole = blocks(server.post("/v1/responses", **asked).content)
-    at, ids, told = [], [], 0
-    for index, block in enumerate(whole):
-        note = read_note(block)
-        told += note is None
-        if note is not None and note.tokens:
-            ids += note.tokens
-            at.append((index, list(ids), told))
-    assert len(at) >= 4
-    for index, sent, events in at[:: max(1, len(at) // 8)]:
-        more = server.post("/v1/responses", **asked, resume_token_ids=sent, resume_events=events)
-        rest = blocks(more.content)
-        opening = next(n for n, block in enumerate(rest) if read_note(block) is not None) + 1
-        assert without_cached(rest[opening:]) == without_cached(whole[index + 1 :])
-
-
-def blocks(data: bytes) -> list[bytes]:
-    return [block + b"\n\n" for block in data.split(b"\n\n")[:-1]]
-
-
-def without_cached(events: list[bytes]) -> list[bytes]:
-    """The events but for the count of cached tokens, which the pods' caches decide."""
-    kept = []
-    for event in events:
-        note = read_note(event)
-        if note is None or note.usage is None:
-            head, _, rest = event.partition(b'"cached_tokens":')
-            kept.append(head + rest.lstrip(b"0123456789"))
-    return kept

@@ -114,7 +114,8 @@ class _Answer:
                     self._open()
                     opened = True
                 self._add(piece)
-                writer.tokens(delta.token_ids)
+                if delta.token_ids:
+                    writer.tokens(delta.token_ids)
                 if delta.finish_reason is not None:
                     self._finish()
                 elif event := writer.take():
@@ -184,7 +185,7 @@ def _begun(body: ResponsesRequest, turn: ChatTurn) -> ResponseObject:
         metadata=body.metadata or {},
         model=turn.engine.served_name,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        previous_response_id=body.previous_response_id,
+        previous_response_id=body.resolved_response_id,
         prompt_cache_key=body.prompt_cache_key,
         safety_identifier=body.safety_identifier,
         temperature=turn.sampling.temperature,

@@ -1,6 +1,7 @@
 """One client request while it is served: what came, what was decided, and the books that are closed once."""
 
 import time
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -38,6 +39,8 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     """Given to streams that may move, where the client gave none."""
     identity: dict[str, object] = msgspec.field(default_factory=dict)
     """Further fields for streams that may move: id and time of the answer, where its API needs them."""
+    keep: Callable[[bytes], Awaitable[None]] | None = None
+    """Stores the answer, which is JSON, before the client has all of it."""
     extra_headers: Headers = msgspec.field(default_factory=list)
     """For the answer: X-Request-ID, X-RateLimit-*."""
 

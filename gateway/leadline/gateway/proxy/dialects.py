@@ -82,6 +82,8 @@ class Dialect:
             that ends a stream that cannot go on.
         identity: makes the fields that give an answer the same id and time on every pod.
         counting: for requests that ask for the number of their prompt's tokens: that number to the answer.
+        stored: for APIs that store answers: the last bytes of a stream to the answer, None where it did not
+            come to its end.
         worded: a refusal to one that names the fields of the API.
     """
 
@@ -94,6 +96,7 @@ class Dialect:
     failing: Callable[[str, str, str, int], bytes]
     identity: Callable[[], dict[str, object]] = dict
     counting: Callable[[int], bytes] | None = None
+    stored: Callable[[bytes], bytes | None] | None = None
     worded: Callable[[RequestError], RequestError] = lambda error: error
 
 
@@ -230,6 +233,22 @@ def _responses_usage_in(tail: bytes) -> Usage | None:
         return None
 
 
+class _LastEvent(msgspec.Struct):
+    response: msgspec.Raw
+
+
+_last_events = msgspec.json.Decoder(_LastEvent)
+_ENDS = re.compile(rb"^event: response\.(?:completed|incomplete)\r?\ndata: (.*)$", re.MULTILINE)
+
+
+def _response_in(tail: bytes) -> bytes | None:
+    found = _ENDS.search(tail)
+    try:
+        return bytes(_last_events.decode(found[1]).response) if found else None
+    except msgspec.DecodeError:
+        return None
+
+
 def _responses_failing(message: str, type: str, code: str, events: int) -> bytes:
     failed = ResponseErrorEvent(code=code, message=message, sequence_number=events)
     return b"event: error\n" + event(encode_body(failed))
@@ -244,6 +263,7 @@ RESPONSES = Dialect(
     usage_in=_responses_usage_in,
     failing=_responses_failing,
     identity=partial(answer_identity, "resp_"),
+    stored=_response_in,
     worded=in_words_of_responses,
 )
 

@@ -22,6 +22,7 @@ from leadline.gateway.metrics import GatewayMetrics
 from leadline.gateway.principal import Principal
 from leadline.gateway.proxy.access_log import AccessLog
 from leadline.gateway.proxy.attempts import Dispatcher
+from leadline.gateway.proxy.body import amended
 from leadline.gateway.proxy.call import Call
 from leadline.gateway.proxy.dialects import DIALECTS
 from leadline.gateway.proxy.gate import KeyGate
@@ -31,6 +32,7 @@ from leadline.gateway.proxy.routing import known_prompt, read_prompt
 from leadline.gateway.proxy.settings import ProxySettings
 from leadline.gateway.proxy.tracing import Tracing
 from leadline.gateway.services import ServiceTable
+from leadline.gateway.stored_responses import ResponseStore
 from leadline.protocol.errors import RequestError
 from leadline.protocol.http.answers import InternalError, answer_to
 from leadline.protocol.http.exchange import ClientGone, Exchange
@@ -56,6 +58,7 @@ class ProxyHandler:
         metrics: GatewayMetrics,
         settings: ProxySettings,
         gate: KeyGate,
+        responses: ResponseStore,
         access_log: AccessLog | None = None,
         tracing: Tracing | None = None,
     ) -> None:
@@ -65,6 +68,7 @@ class ProxyHandler:
         self._metrics = metrics
         self._settings = settings
         self._gate = gate
+        self._responses = responses
         self._access_log = access_log
         self._tracing = tracing
         self._rng = random.Random()
@@ -112,6 +116,8 @@ class ProxyHandler:
         body = await exchange.body(self._settings.max_body_bytes)
 
         began = time.monotonic()
+        if dialect.stored is not None and (found := await self._responses.resolve(body, principal.tenant)):
+            body = amended(body, **found)
         incoming = dialect.read(body)
         fields = incoming.fields
         service = self._table.resolve(fields.model, self._rng)
@@ -137,6 +143,8 @@ class ProxyHandler:
             seed=self._rng.getrandbits(63) if incoming.resumable else None,
             identity=dialect.identity() if incoming.resumable else {},
         )
+        if dialect.stored is not None:
+            call.keep = self._responses.keeper(body, principal.tenant)
         metrics.began()
         spent = time.monotonic() - began
         if self._tracing is not None:

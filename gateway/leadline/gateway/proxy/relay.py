@@ -35,6 +35,8 @@ the other pods may be full."""
 
 async def relay(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Exchange) -> None:
     """Pass the answer on and close the attempt."""
+    if call.keep is not None and not attempt.stream and attempt.status == 200:
+        await call.keep(attempt.body)
     if not attempt.stream and (attempt.connection is None or attempt.connection.complete):
         _at_once(call, attempt, client)
         return
@@ -93,6 +95,8 @@ async def _stream(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: 
                 call.output += len(events)
                 call.events += len(events)
                 data = b"".join(events)
+                if call.keep is not None:
+                    await _keep(call, data)
             if data:
                 call.piece()
                 await client.write(data, more=True)
@@ -160,6 +164,8 @@ async def _pump(
             call.output, call.usage = stream.sent_tokens, stream.usage_so_far
             call.events = stream.events
             if out:
+                if stream.done:
+                    await _keep(call, out)
                 if not client.started:
                     _start_stream(call, attempt, client)
                 call.piece()
@@ -221,6 +227,13 @@ async def _next_piece(
         return data
     until = time.monotonic() + dispatcher.settings.idle_timeout
     return await dispatcher.patiently(connection.read, pod, until, begun=True, elsewhere=elsewhere)
+
+
+async def _keep(call: Call, data: bytes) -> None:
+    """Store the answer of a stream, if it ends within `data`."""
+    stored = call.dialect.stored
+    if call.keep is not None and stored is not None and (answer := stored(data)) is not None:
+        await call.keep(answer)
 
 
 def _start_stream(call: Call, attempt: Attempt, client: Exchange) -> None:

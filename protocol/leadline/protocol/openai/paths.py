@@ -9,7 +9,7 @@ __all__ = ["no_such_path"]
 
 _NOT_SERVED = {
     "/v1/embeddings": "there are no embeddings here",
-    "/v1/responses": "responses are not stored: send the whole conversation as input",
+    "/v1/responses": "only a gateway whose setting responses.store_seconds is set stores responses",
     "/v1/messages/batches": "send the requests one by one; priority_class: batch lets others go first",
     "/v1/moderations": "there is no moderation here",
     "/v1/images": "models here read and write text only",

@@ -159,7 +159,6 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     reasoning: ReasoningConfig = msgspec.field(default_factory=ReasoningConfig)
     safety_identifier: str | None = None
     service_tier: str = "default"
-    store: bool = False
     temperature: float | None = None
     text: TextConfig = msgspec.field(default_factory=lambda: TextConfig(format=TextFormatConfig(type="text")))
     tool_choice: str | ToolChoiceConfig = "auto"

@@ -99,7 +99,8 @@ _COPIED = (
 _REFUSED = {
     "background": "leave it out: answers are not made in the background",
     "conversation": "use input, which holds the items of the conversation",
-    "previous_response_id": "send the whole conversation as input: responses are not stored",
+    "previous_response_id": "send the whole conversation as input: only a gateway whose setting "
+    "responses.store_seconds is set stores responses",
     "prompt": "use instructions and input: there are no stored prompts",
 }
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -171,6 +172,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     """Events of this answer that the client has from another pod: numbers go on behind them."""
     return_token_ids: bool | None = None
     """Write notes for a gateway into the stream (leadline.protocol.stream_notes)."""
+    resolved_response_id: str | None = None
+    """The previous_response_id that a gateway has replaced by the items of that response."""
     answer_id: AnswerId | None = None
     """Id of the answer, where a gateway gives it."""
     answer_created: Annotated[int, Meta(ge=0)] | None = None
