@@ -84,6 +84,15 @@ def loopbacks() -> list[str]:
 
 
 @pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the demo model's tokenizer and two small random layers: it starts and answers quickly."""
+    from leadline.engine.hub import resolve_model
+    from small_model import write_small_model
+
+    return write_small_model(resolve_model("smollm2", progress=False).path, tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="session")
 def valkey_server() -> "Iterator[EmbeddedValkey]":
     from leadline.cli.valkey import EmbeddedValkey
 

@@ -27,7 +27,7 @@ def url() -> Iterator[str]:
     command = [sys.executable, "-m", "leadline.cli.main", "serve", "smollm2", "--port=0", "--block-size=16"]
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(
-            [*command, "--max-model-len=512", "--cpu-threads=2", "--log-level=warning"], stdout=out
+            [*command, "--max-model-len=512", "--cpu-threads=1", "--log-level=warning"], stdout=out
         )
         try:
             deadline = time.monotonic() + 120

@@ -97,9 +97,9 @@ def test_n_choices_prefill_once_and_share_their_blocks(llm, prompts):
         llm.generate([prompt], SamplingParams(n=512), use_tqdm=False)
 
 
-def test_more_prompts_than_the_queue_holds_are_fed_as_room_appears(rig):
+def test_more_prompts_than_the_queue_holds_are_fed_as_room_appears(small_model):
     small = LLM(
-        "smollm2",
+        str(small_model),
         device="cpu",
         cpu_kv_bytes=1 << 26,
         max_model_len=256,
@@ -198,8 +198,9 @@ def test_an_engine_error_reaches_the_caller_as_an_exception(llm, monkeypatch):
     assert len(output.outputs[0].token_ids) == 5
 
 
-def test_closing_gives_the_memory_back_while_the_caller_still_holds_the_llm():
-    with LLM("smollm2", device="cpu", cpu_kv_bytes=1 << 26, max_model_len=256, progress=False) as one:
+def test_closing_gives_the_memory_back_while_the_caller_still_holds_the_llm(small_model):
+    folder = str(small_model)
+    with LLM(folder, device="cpu", cpu_kv_bytes=1 << 26, max_model_len=256, progress=False) as one:
         assert one.generate(SHORT[0], max_tokens=1, temperature=0, use_tqdm=False)
         model, core = weakref.ref(one.core.runner.model), weakref.ref(one.core)
     assert model() is None

@@ -15,6 +15,11 @@ SAMPLED = [
 ]
 
 
+@pytest.fixture(scope="module")
+def rig(shallow_rig):
+    return shallow_rig
+
+
 def test_a_seed_draws_the_same_alone_and_in_a_batch(rig, prompts):
     """E25."""
     some = prompts[:10]

@@ -1,4 +1,4 @@
-"""Engines over several ranks, on the demo model and on tiny ones. Borrows parts of other folders' tests."""
+"""Engines over several ranks, on the shallow model and on tiny ones. Borrows parts of other folders."""
 
 # ruff: noqa: E402 - the neighbours' folders have to be on the path first
 
@@ -16,6 +16,7 @@ for neighbour in ("exact", "models", "server"):
 import torch
 from exact_rig import Rig
 from parallel_rig import ParallelRig
+from shallow_model import shallow_model
 
 from leadline.engine.hub import resolve_model
 from leadline.engine.hub.local import LocalModel
@@ -32,12 +33,13 @@ def _ranks_compare_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def local() -> LocalModel:
-    return resolve_model("smollm2", progress=False)
+    """The shallow copy of the demo model: what ranks do is the same in each layer."""
+    return shallow_model(resolve_model("smollm2", progress=False))
 
 
 @pytest.fixture(scope="session")
 def rig(local: LocalModel) -> Rig:
-    """Builds engines of one rank over the demo model."""
+    """Builds engines of one rank over the shallow model."""
     config = load_model_config(local.path)
     return Rig(local, load_model(local, config, dtype=torch.float32, device="cpu", progress=False))
 

@@ -6,15 +6,15 @@ import psutil
 from live_server import serving
 
 
-def test_a_server_over_three_ranks_answers_and_a_killed_rank_ends_it(rig, tokenizer):
+def test_a_server_over_three_ranks_answers_and_a_killed_rank_ends_it(rig, tokenizer, local):
     from leadline.engine.sampling_params import SamplingParams
 
     prompt = "The capital of France is"
     greedy = SamplingParams(temperature=0, max_tokens=6)
     (expected,) = rig.run(rig.core(), [tokenizer.encode(prompt)], greedy)
-    with serving("smollm2", "--tensor-parallel=3", "--cpu-threads=1") as server:
+    with serving(local.path, "--served-name=m", "--tensor-parallel=3") as server:
         answer = server.client.completions.create(
-            model="smollm2", prompt=prompt, max_tokens=6, temperature=0, stream=False
+            model="m", prompt=prompt, max_tokens=6, temperature=0, stream=False
         )
         assert answer.choices[0].text == tokenizer.decode(expected)
         ranks = server.core().children()

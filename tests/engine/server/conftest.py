@@ -20,6 +20,13 @@ def server() -> Iterator[LiveServer]:
 
 
 @pytest.fixture(scope="session")
+def small_server(small_model: Path) -> Iterator[LiveServer]:
+    """The same of the small model, for what does not depend on the answers' text."""
+    with serving(small_model, "--max-n=8", "--served-name=smollm2") as live:
+        yield live
+
+
+@pytest.fixture(scope="session")
 def strict_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model with a chat template that insists on alternating roles, and with the tags of tool calls
     among its special tokens."""

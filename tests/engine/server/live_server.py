@@ -1,4 +1,6 @@
-"""Runs `leadline serve` as users do, and waits for what tests want to see."""
+"""Runs `leadline serve` as users do, and waits for what tests want to see.
+
+The engine computes with one thread: two that spin are far slower as soon as another process wants a core."""
 
 from __future__ import annotations
 
@@ -25,12 +27,14 @@ WARM_PROMPT = (
 """In the prefix cache of `narrow_server` before it takes requests."""
 ODD_NAMES = ["Qwen/Qwen3-8B.Instruct", "x" * 200, "模型-É.v2:latest"]
 """Aliases of `narrow_server` (P17)."""
+LONG_CONTEXT = "--max-model-len=8192"
+"""For the small model, whose streams have to be long to last."""
 BASE_OPTIONS = [
     "--port=0",
     f"--block-size={BLOCK}",
     f"--max-model-len={CONTEXT}",
     f"--cpu-kv-bytes={256 << 20}",
-    "--cpu-threads=2",
+    "--cpu-threads=1",
 ]
 
 
@@ -125,12 +129,13 @@ class LiveServer:
 
 
 @contextlib.contextmanager
-def serving(model: str, *options: str, wait: bool = True) -> Iterator[LiveServer]:
+def serving(model: str | Path, *options: str, wait: bool = True) -> Iterator[LiveServer]:
+    """A server of `model` with BASE_OPTIONS and `options`, which override them; `wait`: until it is ready."""
     with tempfile.TemporaryDirectory() as folder:
         log_file, out_file = Path(folder, "log"), Path(folder, "out")
         with log_file.open("wb") as log, out_file.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "leadline.cli.main", "serve", model, *BASE_OPTIONS, *options],
+                [sys.executable, "-m", "leadline.cli.main", "serve", str(model), *BASE_OPTIONS, *options],
                 stdout=out,
                 stderr=log,
             )

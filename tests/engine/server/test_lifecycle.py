@@ -9,14 +9,15 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import httpx
 import openai
 import psutil
 import pytest
-from live_server import LiveServer, serving
+from live_server import LONG_CONTEXT, LiveServer, serving
 
-LONG = {"prompt": "One two three", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+LONG = {"prompt": "One two three", "max_tokens": 8000, "temperature": 0, "ignore_eos": True, "stream": True}
 
 
 def ready(server: LiveServer) -> int:
@@ -25,9 +26,9 @@ def ready(server: LiveServer) -> int:
     return 0
 
 
-def test_sigterm_finishes_running_streams_refuses_new_ones_and_exits_0() -> None:
-    with serving("smollm2", "--drain-timeout=60") as server:
-        body = {**LONG, "max_tokens": 40}
+def test_sigterm_finishes_running_streams_refuses_new_ones_and_exits_0(small_model: Path) -> None:
+    with serving(small_model, LONG_CONTEXT, "--drain-timeout=60") as server:
+        body = {**LONG, "max_tokens": 1000}
         with server.http as http, http.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()
             next(lines)
@@ -45,8 +46,8 @@ def test_sigterm_finishes_running_streams_refuses_new_ones_and_exits_0() -> None
         assert server.process.wait(15) == 0
 
 
-def test_a_drain_that_takes_too_long_ends_streams_with_an_error_event() -> None:
-    with serving("smollm2", "--drain-timeout=0.5") as server:
+def test_a_drain_that_takes_too_long_ends_streams_with_an_error_event(small_model: Path) -> None:
+    with serving(small_model, LONG_CONTEXT, "--drain-timeout=0.5") as server:
         with server.http as http, http.stream("POST", "/v1/completions", json=LONG) as response:
             lines = response.iter_lines()
             next(lines)
@@ -56,8 +57,8 @@ def test_a_drain_that_takes_too_long_ends_streams_with_an_error_event() -> None:
         assert server.process.wait(15) == 0
 
 
-async def test_a_killed_core_fails_requests_and_ends_the_server() -> None:
-    with serving("smollm2") as server:
+async def test_a_killed_core_fails_requests_and_ends_the_server(small_model: Path) -> None:
+    with serving(small_model, LONG_CONTEXT) as server:
         core = server.core()
         async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
             whole = asyncio.ensure_future(http.post("/v1/completions", json={**LONG, "stream": False}))
@@ -79,20 +80,20 @@ async def test_a_killed_core_fails_requests_and_ends_the_server() -> None:
         assert "Traceback" not in server.log
 
 
-def test_a_killed_server_leaves_no_core_behind_and_starts_again() -> None:
+def test_a_killed_server_leaves_no_core_behind_and_starts_again(small_model: Path) -> None:
     """E24."""
-    with serving("smollm2") as server:
+    with serving(small_model) as server:
         core = server.core()
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait(10)
         core.wait(10)
-        with serving("smollm2") as again:
+        with serving(small_model) as again:
             assert again.post("/v1/completions", prompt="a", max_tokens=1).status_code == 200
 
 
-def test_two_servers_share_a_host(server: LiveServer) -> None:
+def test_two_servers_share_a_host(server: LiveServer, small_model: Path) -> None:
     """E24."""
-    with serving("smollm2", "--served-name=other") as other:
+    with serving(small_model, "--served-name=other") as other:
         assert other.url != server.url
         assert other.model == "other"
         for one in (server, other):
@@ -130,7 +131,7 @@ def test_a_port_in_use_is_said_in_one_line(server: LiveServer) -> None:
 
 def test_the_log_tells_the_beginning_and_the_end_of_reading_the_weights() -> None:
     """Lines in between come every ten seconds, so a fast machine prints none."""
-    with serving("smollm2") as server:
+    with serving("smollm2", "--cpu-threads=2") as server:
         log = server.log
     shares = [int(share) for share in re.findall(r"loading weights (\d+)%", log)]
     assert (shares[0], shares[-1]) == (0, 100)

@@ -42,14 +42,14 @@ OPERATIONS = {
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize("label", OPERATIONS)
 def test_every_answer_is_one_the_document_promises(
-    server: LiveServer, label: str, mode: GenerationMode
+    small_server: LiveServer, label: str, mode: GenerationMode
 ) -> None:
-    _ask_at_random(server, label, mode)
+    _ask_at_random(small_server, label, mode)
 
 
 @pytest.mark.parametrize("label", ["POST /v1/chat/completions", "POST /v1/completions"])
-def test_every_stream_is_one_the_document_promises(server: LiveServer, label: str) -> None:
-    _ask_at_random(server, label, GenerationMode.POSITIVE, stream=True)
+def test_every_stream_is_one_the_document_promises(small_server: LiveServer, label: str) -> None:
+    _ask_at_random(small_server, label, GenerationMode.POSITIVE, stream=True)
 
 
 def _ask_at_random(server: LiveServer, label: str, mode: GenerationMode, **fields: object) -> None:
@@ -93,8 +93,8 @@ def _make_short(body: dict[str, Any]) -> None:
         body["model"] = "smollm2"  # nearly every random name is a 404, which one example would show
 
 
-def test_the_document_covers_every_route(server: LiveServer) -> None:
-    with server.http as http:
+def test_the_document_covers_every_route(small_server: LiveServer) -> None:
+    with small_server.http as http:
         paths = http.get("/openapi.json").json()["paths"]
         for path, methods in paths.items():
             for method in methods:

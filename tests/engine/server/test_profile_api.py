@@ -18,8 +18,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def profiled(folder: Path) -> Iterator[LiveServer]:
-    with serving("smollm2", f"--profile-dir={folder}") as live:
+def profiled(folder: Path, small_model: Path) -> Iterator[LiveServer]:
+    with serving(small_model, "--served-name=smollm2", f"--profile-dir={folder}") as live:
         yield live
 
 

@@ -181,8 +181,8 @@ def test_stopping_finishes_streams_and_leaves_no_process(up: Up) -> None:
     assert up.log.splitlines()[-1] == "stopped"
 
 
-def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
-    stack = Up(tmp_path, "--replicas=1", "--workers=2")
+def test_nothing_outlives_a_killed_launcher(tmp_path: Path, small_model: Path) -> None:
+    stack = Up(tmp_path, "--replicas=1", "--workers=2", model=str(small_model))
     try:
         stack.wait_ready()
         processes = stack.processes()
@@ -193,8 +193,8 @@ def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
         stack.clean_up()
 
 
-def test_a_start_can_be_interrupted(tmp_path: Path) -> None:
-    stack = Up(tmp_path, "--replicas=2")
+def test_a_start_can_be_interrupted(tmp_path: Path, small_model: Path) -> None:
+    stack = Up(tmp_path, "--replicas=2", model=str(small_model))
     try:
         until(lambda: "engine-1: " in stack.log, 60, "a beginning")
         processes = stack.processes()

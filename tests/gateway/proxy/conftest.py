@@ -12,9 +12,9 @@ from leadline.engine.hub import resolve_model
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator[Engine]:
-    """The demo model in float32, served as m."""
-    with engines(1) as (one,):
+def engine(small_model: Path) -> Iterator[Engine]:
+    """The small model, served as m: it has the demo model's tokenizer and answers quickly."""
+    with engines(1, model=str(small_model)) as (one,):
         yield one
 
 

@@ -10,16 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
-import torch
-from engines import Engine, engines
-from safetensors.torch import save_file
+from engines import Engine
 
 from leadline.gateway.proxy.body import Incoming, read_incoming
 from leadline.gateway.proxy.dialects import DIALECTS
@@ -107,36 +104,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "odd text with logprobs": {**TEXT, **USAGE, "max_tokens": 40, "regex": ODD, "logprobs": 1},
     "odd echoed text with logprobs": {**TEXT, "max_tokens": 40, "regex": ODD, "logprobs": 0, "echo": True},
 }
-
-
-@pytest.fixture(scope="module")
-def small_engine(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The demo model's tokenizer and template before two small layers that know nothing: quick, and its
-    answers are of all tokens there are, halves of characters included."""
-    folder = tmp_path_factory.mktemp("small")
-    config = json.loads((model_folder / "config.json").read_text())
-    config |= {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32}
-    config |= {"num_attention_heads": 2, "num_key_value_heads": 1}
-    (folder / "config.json").write_text(json.dumps(config))
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
-        (folder / name).symlink_to(model_folder / name)
-    made = torch.Generator().manual_seed(1)
-
-    def weights(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=made) * 0.2
-
-    tensors = {"model.embed_tokens.weight": weights(49152, 64), "model.norm.weight": torch.ones(64)}
-    for layer in range(2):
-        shapes = {"q_proj": (64, 64), "k_proj": (32, 64), "v_proj": (32, 64), "o_proj": (64, 64)}
-        for name, shape in shapes.items():
-            tensors[f"model.layers.{layer}.self_attn.{name}.weight"] = weights(*shape)
-        for name, shape in {"gate_proj": (96, 64), "up_proj": (96, 64), "down_proj": (64, 96)}.items():
-            tensors[f"model.layers.{layer}.mlp.{name}.weight"] = weights(*shape)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"model.layers.{layer}.{name}.weight"] = torch.ones(64)
-    save_file(tensors, folder / "model.safetensors")
-    with engines(1, model=str(folder)) as (one,):
-        yield one
 
 
 class Recorder:
@@ -236,9 +203,9 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", KINDS)
-async def test_a_stream_cut_at_any_byte_reads_as_one_that_is_not(small_engine: Engine, name: str) -> None:
+async def test_a_stream_cut_at_any_byte_reads_as_one_that_is_not(engine: Engine, name: str) -> None:
     kind = Recorder(KINDS[name])
-    async with httpx.AsyncClient(base_url=small_engine.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=engine.url, timeout=60) as client:
         await kind.choose_stop(client)
         wanted = told(await kind.ask(client))
         await kind.record(client, [()])
@@ -300,13 +267,13 @@ NAMED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", NAMED)
 async def test_a_stream_of_named_events_cut_at_any_event_has_the_same_bytes(
-    small_engine: Engine, name: str
+    engine: Engine, name: str
 ) -> None:
     identity = {"answer_id": "msg_1", "answer_created": 1, "return_token_ids": True}
     body = {"model": "m", "stream": True, "seed": 5, **identity, **NAMED[name]}
     answers: dict[tuple[int, ...], bytes] = {}
 
-    async with httpx.AsyncClient(base_url=small_engine.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=engine.url, timeout=60) as client:
 
         async def ask(point: tuple[int, ...]) -> None:
             # No answer finds the prompt in the cache, which its usage would show.
@@ -398,7 +365,7 @@ ASKED = {"/v1/responses": {"input": "Say something."}}
 
 @pytest.mark.parametrize("name", EVENT_KINDS)
 async def test_a_stream_of_named_events_cut_anywhere_goes_on_with_the_same_bytes(
-    small_engine: Engine, name: str
+    engine: Engine, name: str
 ) -> None:
     path, fields = EVENT_KINDS[name]
     body = {"model": "m", "stream": True, "seed": 5, **ASKED[path], **fields}
@@ -411,7 +378,7 @@ async def test_a_stream_of_named_events_cut_anywhere_goes_on_with_the_same_bytes
         assert got.status_code == 200, got.text
         return got.content
 
-    async with httpx.AsyncClient(base_url=small_engine.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=engine.url, timeout=60) as client:
         whole = await ask(client, {})
         cuts = []
         for end in ends_of_events(whole):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -30,10 +31,10 @@ def bus() -> Iterator[EmbeddedValkey]:
 
 
 @pytest.fixture(scope="module")
-def engine(bus: EmbeddedValkey) -> Iterator[Engine]:
+def engine(bus: EmbeddedValkey, small_model: Path) -> Iterator[Engine]:
     aliases = [f"--alias={name}" for name in NAMES[1:]]
     place = ("--service=default/m", "--pod-name=pod-0", f"--redis-url={bus.url}")
-    with engines(1, *place, *aliases) as (one,):
+    with engines(1, *place, *aliases, model=str(small_model)) as (one,):
         yield one
 
 

@@ -27,15 +27,15 @@ pytestmark = pytest.mark.timeout(280)
 
 
 class Served:
-    def __init__(self, url: str, folder: Path, pod: str) -> None:
+    def __init__(self, url: str, folder: Path, pod: str, model: Path) -> None:
         self._out = folder / "out"
         self.log = folder / "log"
         with self._out.open("wb") as out, self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "leadline.cli.main", "serve", "smollm2", "--port=0"),
+                    *(sys.executable, "-m", "leadline.cli.main", "serve", str(model), "--port=0"),
                     *("--block-size=16", "--max-model-len=512", f"--cpu-kv-bytes={64 << 20}"),
-                    *(f"--service={KEYS.namespace}/{KEYS.service}", f"--pod-name={pod}"),
+                    *(f"--service={KEYS.namespace}/{KEYS.service}", f"--pod-name={pod}", "--served-name=m"),
                 ],
                 stdout=out,
                 stderr=log,
@@ -71,12 +71,12 @@ async def post(url: str, path: str, **body: object) -> dict[str, object]:
 
 
 async def test_a_served_engine_and_a_gateway_agree_on_what_is_cached(
-    valkey: EmbeddedValkey, served: list[Served], tmp_path: Path
+    valkey: EmbeddedValkey, served: list[Served], tmp_path: Path, small_model: Path
 ) -> None:
     def serve(number: int) -> Served:
         folder = tmp_path / str(number)
         folder.mkdir()
-        served.append(Served(valkey.url, folder, "pod-a"))
+        served.append(Served(valkey.url, folder, "pod-a", small_model))
         return served[-1]
 
     prompt = "the quick brown fox jumps over the lazy dog " * 12
@@ -92,15 +92,13 @@ async def test_a_served_engine_and_a_gateway_agree_on_what_is_cached(
         assert pod.report is not None
         ids = (await post(first.url, "/tokenize", prompt=prompt))["tokens"]
         assert isinstance(ids, list)
-        await post(first.url, "/v1/completions", model="smollm2", prompt=ids, max_tokens=4, temperature=0)
+        await post(first.url, "/v1/completions", model="m", prompt=ids, max_tokens=4, temperature=0)
         hashes = [short(h) for h in chain(pod.report.namespace(), ids)]
         assert len(hashes) == len(ids) // 16 > 5
         # What the gateway computes from the prompt is what the engine says it holds.
         await until(lambda: index.match(hashes, time.monotonic()).get("a") == len(hashes))
 
-        again = await post(
-            first.url, "/v1/completions", model="smollm2", prompt=ids, max_tokens=4, temperature=0
-        )
+        again = await post(first.url, "/v1/completions", model="m", prompt=ids, max_tokens=4, temperature=0)
         usage = again["usage"]
         assert isinstance(usage, dict)
         assert usage["prompt_tokens_details"]["cached_tokens"] >= 16 * (len(hashes) - 1)
@@ -111,7 +109,7 @@ async def test_a_served_engine_and_a_gateway_agree_on_what_is_cached(
         valkey.kill()
         await until(lambda: sync.counts.failures >= 1)
         other = [token + 1 for token in ids]
-        await post(first.url, "/v1/completions", model="smollm2", prompt=other, max_tokens=1)
+        await post(first.url, "/v1/completions", model="m", prompt=other, max_tokens=1)
         valkey.restart()
         others = [short(h) for h in chain(pod.report.namespace(), other)]
         await until(lambda: index.match(others, time.monotonic()).get("a") == len(others))
@@ -119,7 +117,7 @@ async def test_a_served_engine_and_a_gateway_agree_on_what_is_cached(
 
         await post(first.url, "/admin/reset_prefix_cache")
         await until(lambda: index.match(hashes, time.monotonic()) == {})
-        await post(first.url, "/v1/completions", model="smollm2", prompt=ids, max_tokens=1)
+        await post(first.url, "/v1/completions", model="m", prompt=ids, max_tokens=1)
         await until(lambda: index.match(hashes, time.monotonic()).get("a") == len(hashes))
 
         # P19: killed, and back under the same name.
