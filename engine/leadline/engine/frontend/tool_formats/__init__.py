@@ -49,6 +49,7 @@ from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = [
     "FORMATS",
+    "HERMES",
     "CallDelta",
     "CallGrammar",
     "CallParser",

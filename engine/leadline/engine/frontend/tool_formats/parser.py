@@ -23,7 +23,16 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-__all__ = ["Broken", "CallDelta", "CallParser", "ParsedText", "Steps", "ToolCall", "parse_whole"]
+__all__ = [
+    "Broken",
+    "CallDelta",
+    "CallParser",
+    "ParsedText",
+    "Steps",
+    "ToolCall",
+    "parse_whole",
+    "partial_suffix",
+]
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -170,7 +179,7 @@ class CallParser:
         while True:
             found = min(((at, tag) for tag in tags if (at := self._text.find(tag, seen)) >= 0), default=None)
             held = (
-                0 if self.ended else max((_partial_suffix(self._text, tag, seen) for tag in tags), default=0)
+                0 if self.ended else max((partial_suffix(self._text, tag, seen) for tag in tags), default=0)
             )
             stop = found[0] if found else len(self._text) - held
             if new := self._text[seen:stop].rstrip():
@@ -256,7 +265,7 @@ class CallParser:
             found = min(
                 ((at, tag) for tag in tags if (at := self._text.find(tag, self._at)) >= 0), default=None
             )
-            held = 0 if self.ended else max(_partial_suffix(self._text, tag, self._at) for tag in tags)
+            held = 0 if self.ended else max(partial_suffix(self._text, tag, self._at) for tag in tags)
             stop = found[0] if found else len(self._text) - held
             if stop > self._at:
                 give(self._text[self._at : stop])
@@ -351,8 +360,8 @@ def parse_whole(parser: CallParser, text: str) -> tuple[str, list[ToolCall]]:
     return "".join(part.content for part in parts), calls
 
 
-def _partial_suffix(text: str, tag: str, start: int) -> int:
-    """Length of the longest proper prefix of `tag` that `text` ends with, from `start` on."""
+def partial_suffix(text: str, tag: str, start: int) -> int:
+    """Return the length of the longest proper prefix of `tag` that `text` ends with, from `start` on."""
     at = text.find(tag[0], max(start, len(text) - len(tag) + 1))
     while at >= 0 and not tag.startswith(text[at:]):
         at = text.find(tag[0], at + 1)
