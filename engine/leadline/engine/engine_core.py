@@ -29,6 +29,7 @@ from leadline.engine.config import EngineConfig
 from leadline.engine.core import PoolListener, SchedulerStats, build_scheduler
 from leadline.engine.core.plan import StepHandle, StepPlan, StepResult
 from leadline.engine.core.stats import Speeds
+from leadline.engine.core.thought import answer_of
 from leadline.engine.errors import EngineDead, QueueFull, RequestError
 from leadline.engine.grammars import GrammarHosts, MaskOrError
 from leadline.engine.messages import CoreOutput, CoreRequest, Failure
@@ -143,6 +144,7 @@ class EngineCore:
         self._live.add(request.request_id)
         if spec is not None:
             resumed = request.prompt_token_ids[len(request.prompt_token_ids) - request.num_resumed :]
+            resumed = answer_of(request.thought, resumed)
             self._hosts().open(request.request_id, spec, resumed, client=request.client)
 
     def abort(self, request_id: str) -> bool:
@@ -232,8 +234,17 @@ class EngineCore:
                 logger.error("request %s: %s", request_id, result.message)
 
     def _fill_masks(self, plan: StepPlan) -> None:
-        for slot, request_id in self.scheduler.structured_rows():
-            plan.masks[slot] = self._masks[request_id]
+        for row in self.scheduler.masked_rows():
+            allowed = row.allowed
+            if not allowed.tokens:
+                plan.masks[row.slot] = self._masks[row.request_id]
+                continue
+            words = (self.model_config.vocab_size + 31) // 32
+            mask = self._masks[row.request_id].copy() if allowed.grammar else np.zeros(words, np.int32)
+            bits = mask.view(np.uint32)
+            for token in allowed.tokens:
+                bits[token >> 5] |= np.uint32(1 << (token & 31))
+            plan.masks[row.slot] = mask
 
     def _deliver(self, outputs: list[CoreOutput]) -> list[CoreOutput]:
         """Move grammars on, forget what is finished."""
@@ -245,7 +256,12 @@ class EngineCore:
                 if grammars is not None:
                     self._masks.pop(request_id, None)
                     grammars.close(request_id)
-            elif grammars is not None and output.new_token_ids and request_id in self._masks:
+            elif (
+                grammars is not None
+                and output.new_token_ids
+                and request_id in self._masks
+                and self.scheduler.follows_grammar(request_id)
+            ):
                 del self._masks[request_id]
                 self.scheduler.block(request_id)
                 grammars.advance(request_id, output.new_token_ids)

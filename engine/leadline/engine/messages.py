@@ -12,10 +12,35 @@ import msgspec
 
 from leadline.engine.sampling_params import SamplingParams
 
-__all__ = ["CoreOutput", "CoreRequest", "Failure", "FinishReason", "PriorityClass", "TokenLogprobs"]
+__all__ = [
+    "CoreOutput",
+    "CoreRequest",
+    "Failure",
+    "FinishReason",
+    "PriorityClass",
+    "ThoughtSpec",
+    "TokenLogprobs",
+]
 
 PriorityClass = Literal["interactive", "batch"]
 FinishReason = Literal["stop", "length", "abort", "queue_timeout", "deadline", "error"]
+
+
+class ThoughtSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the core needs to know of a model's thought, in tokens."""
+
+    begins: Literal["inside", "maybe", "between"]
+    """Where the output begins: inside the thought; where its first token tells whether there is one; or
+    between messages, of which some are thoughts."""
+    ends: tuple[tuple[int, ...], ...]
+    """Token sequences that end a thought."""
+    opens: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that open one. Of those with one token, each may open it from `maybe`."""
+    answers: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that begin the answer. Empty: the end of the thought does."""
+    budget: int | None = None
+    """Tokens a thought may have, tags aside; then `closing` is forced. None: any number."""
+    closing: tuple[int, ...] = ()
 
 
 class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,6 +67,8 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The last num_resumed prompt tokens are output of an earlier attempt (another pod): sampling
     counters, penalties, min_tokens and max_tokens count them as output. They satisfy no stop: a request of
     which they do does not get to the core."""
+    thought: ThoughtSpec | None = None
+    """The output may begin with a thought: `sampling.structured` constrains what comes behind it."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

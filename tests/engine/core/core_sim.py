@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 
 from leadline.engine.core import BlockPool, Scheduler, SchedulerConfig, WeightedPolicy
 from leadline.engine.core.plan import NewSeq, SampledLogprobs, StepPlan, StepResult, StepRow
+from leadline.engine.core.thought import ANYTHING, Allowed, Thought
 from leadline.engine.messages import CoreOutput, CoreRequest
 from leadline.engine.sampling_params import SamplingParams, StructuredSpec
 
 VOCAB = 40
 EOS = 0
+GRAMMAR_END = 20
 WEIGHTS = {"interactive": 4.0, "batch": 1.0}
 
 
@@ -34,12 +36,17 @@ def digests(tokens: list[int], seed: int) -> list[int]:
     return out
 
 
-def sample(digest: int, banned: tuple[int, ...] = ()) -> int:
+def sample(digest: int, banned: tuple[int, ...] = (), allowed: Allowed = ANYTHING) -> int:
     while True:
         token = (digest >> 33) % VOCAB
-        if token not in banned:
+        if token not in banned and may_follow(token, allowed):
             return token
         digest = fold(digest, 12345)
+
+
+def may_follow(token: int, allowed: Allowed) -> bool:
+    """The grammar of all structured requests allows the first tokens of the vocabulary."""
+    return allowed.anything or token in allowed.tokens or (allowed.grammar and token < GRAMMAR_END)
 
 
 def request(
@@ -70,10 +77,17 @@ def expected(req: CoreRequest, limit: int) -> tuple[list[int], str]:
     limit = min(limit, original + sampling.max_tokens)
     stops = (*req.eos_token_ids, *sampling.stop_token_ids)
     state = digests(tokens, req.seed)[-1]
+    structured = sampling.structured is not None
+    thought = None if req.thought is None else Thought(req.thought, structured=structured)
+    for token in tokens[original:] if thought is not None else ():
+        thought.take(token)
     while True:
         banned = stops if len(tokens) < original + sampling.min_tokens else ()
-        token = sample(state, banned)
+        allowed = thought.allowed if thought is not None else Allowed(grammar=structured)
+        token = sample(state, banned, allowed)
         tokens.append(token)
+        if thought is not None:
+            thought.take(token)
         state = fold(state, token)
         if token in stops:
             return tokens[len(req.prompt_token_ids) :], "stop"
@@ -105,6 +119,8 @@ class SimRunner:
     computed_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    dropped: int = 0
+    """Sampled tokens that were computed again."""
     rows_log: list[list[tuple[int, int, int, bool]]] = field(default_factory=list)
     """Per step: (seq_id, start, count, sample)."""
 
@@ -157,6 +173,10 @@ class SimRunner:
             end = row.start + row.count
             held = slot.digests
             if row.tokens is not None:
+                if slot.computed > row.start:  # tokens sampled behind this one were dropped
+                    self.dropped += slot.computed - row.start
+                    slot.computed = row.start
+                    del slot.tokens[row.start + 1 :], slot.digests[row.start + 1 :]
                 assert slot.tokens[row.start :] == row.tokens[:1], "a row brings another token than the last"
                 held = [*slot.digests[: row.start], *self._along(slot, row)]
                 self.drafted += row.count - 1
@@ -203,7 +223,8 @@ class SimRunner:
             for i, digest in enumerate(self._along(slot, row)[-row.num_samples :]):
                 position = end - row.num_samples + i + 1
                 below = position < new.prompt_len + new.sampling.min_tokens
-                token = sample(digest, new.banned_until_min if below else ())
+                allowed = plan.masks.get(row.slot, ANYTHING)
+                token = sample(digest, new.banned_until_min if below else (), allowed)
                 result.tokens.append(token)
                 wanted = new.sampling.logprobs is not None
                 result.logprobs.append(SampledLogprobs(token, -0.5, 1) if wanted else None)
@@ -270,7 +291,7 @@ class Loop:
         plan = self.scheduler.schedule(self.now)
         self._take(self.scheduler.take_outputs())
         if plan is not None:
-            self._check_structured(plan)
+            self._mask(plan)
             self.flights.append(plan)
         while len(self.flights) > (self.depth if plan is not None else 0):
             self.read()
@@ -281,12 +302,14 @@ class Loop:
         oldest = self.flights.popleft()
         self._take(self.scheduler.update(oldest, self.runner.execute(oldest), self.now))
 
-    def _check_structured(self, plan: StepPlan) -> None:
+    def _mask(self, plan: StepPlan) -> None:
         sampled = {row.slot: row for row in plan.rows if row.sample}
-        for slot, request_id in self.scheduler.structured_rows():
-            known = len(self.requests[request_id].prompt_token_ids) + len(self.tokens[request_id])
-            row = sampled[slot]
+        for masked in self.scheduler.masked_rows():
+            name = masked.request_id
+            known = len(self.requests[name].prompt_token_ids) + len(self.tokens[name])
+            row = sampled[masked.slot]
             assert row.start + row.count == known, "a mask is needed while a token is unread"
+            plan.masks[masked.slot] = masked.allowed
 
     def _take(self, outputs: list[CoreOutput]) -> None:
         for output in outputs:

@@ -10,8 +10,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from leadline.engine.core import LengthAwareEviction, LRUEviction
 from leadline.engine.errors import QueueFull, RequestError
+from leadline.engine.messages import ThoughtSpec
 
 BASES = [[(7 * base + 3 * i) % 39 + 1 for i in range(60)] for base in range(3)]
+
+THOUGHTS = [
+    ThoughtSpec(
+        begins=begins,
+        ends=((30,), (33,), (21, 36)),
+        opens=tuple((token,) for token in range(20, 30)),
+        answers=((34,), (35,), (30, 31)) if begins == "between" else (),
+        budget=budget,
+        closing=(31, 30, 31) if begins == "between" else (31, 30),
+    )
+    for begins in ("inside", "maybe", "between")
+    for budget in (None, 0, 1, 4)
+]
 
 prompts = st.builds(
     lambda base, shared, tail: BASES[base][:shared] + tail,
@@ -61,6 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch=st.booleans(),
         salt=st.sampled_from([0, 0, 0, 1]),
         structured=st.sampled_from([False, False, True]),
+        thought=st.sampled_from([None, None, *THOUGHTS]),
         prompt_logprobs=st.sampled_from([None, None, None, 1]),
         copies=st.sampled_from([1, 1, 1, 3]),
         deadline=st.sampled_from([None, None, None, 4.0]),
@@ -77,6 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch,
         salt,
         structured,
+        thought,
         prompt_logprobs,
         copies,
         **times,
@@ -93,6 +109,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 prompt,
                 salt=salt,
                 structured=structured,
+                thought=thought,
                 max_tokens=max_tokens,
                 min_tokens=min(min_tokens, max_tokens),
                 eos_token_ids=stops[:1],

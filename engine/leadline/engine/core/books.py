@@ -38,8 +38,8 @@ class Books:
         self.decoding: dict[Sequence, None] = {}
         """Running sequences are in exactly one of these two."""
         self.draining: dict[Sequence, None] = {}
-        self.synced: dict[Sequence, None] = {}
-        """Running sequences with structured output."""
+        self.guided: dict[Sequence, None] = {}
+        """Running sequences that may need masks."""
         self.free_slots = list(range(config.max_concurrent_requests - 1, -1, -1))
         self.released: list[int] = []
         """Slots given back since the last plan."""
@@ -85,8 +85,8 @@ class Books:
         seq.committed = num_hit
         seq.commit_at = (num_hit + 1) * block_size if self.config.prefix_caching else NEVER
         self.prefilling[seq] = None
-        if seq.sync:
-            self.synced[seq] = None
+        if seq.structured or seq.thought is not None:
+            self.guided[seq] = None
 
     def commit(self, seq: Sequence, limit: int) -> None:
         """Offer full blocks of the first `limit` tokens to the index: known, and computed by plans so far."""
@@ -116,7 +116,7 @@ class Books:
                 self.dedup.disown(seq, seq.committed, len(seq.hashes))
         else:
             del self.decoding[seq]
-        self.synced.pop(seq, None)
+        self.guided.pop(seq, None)
         self.pool.release(seq.blocks)
         self.released.append(seq.slot)
         self.free_slots.append(seq.slot)

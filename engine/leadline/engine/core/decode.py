@@ -33,10 +33,11 @@ class Decode:
             start = seq.computed
             if start < seq.last_start and not seq.blocked and not (seq.unread and (seq.sync or seq.drafted)):
                 row = StepRow(seq.slot, start, 1, True)
-                if seq.may_draft and not seq.unread:
+                if (seq.may_draft or seq.rewound) and not seq.unread:
                     # Always brought: after a draft the device does not know which token is the last.
                     row.tokens = [seq.token_ids[-1]]
-                    if draft and spare > 0:
+                    seq.rewound = False
+                    if draft and spare > 0 and seq.may_draft and not seq.sync:
                         self._draft(seq, row, spare, plan)
                         spare -= row.count - 1
                 seq.computed = start + 1

@@ -65,6 +65,9 @@ class Results:
             seq.unread -= 1
             if seq.finished:
                 continue
+            if seq.num_dropped:
+                self._drop(seq)
+                continue
             tokens = result.tokens[first:at]
             if seq.drafted:
                 tokens = self._keep(seq, tokens)
@@ -72,9 +75,11 @@ class Results:
             if seq.wants_logprobs:
                 entries = result.logprobs[first : first + len(output.new_token_ids)]
                 output.logprobs = [_wire(entry) for entry in entries if entry is not None]
-            length = len(seq.token_ids)
-            if length >= seq.commit_at and seq.computed >= seq.commit_at:
-                books.commit(seq, min(length, seq.computed))
+            final = min(len(seq.token_ids), seq.computed)
+            if seq.num_dropped:
+                final = len(seq.token_ids) - 1  # the last token's KV is written again
+            if final >= seq.commit_at:
+                books.commit(seq, final)
             if output.finish_reason is not None:
                 self._close(seq, output)
             else:
@@ -96,9 +101,17 @@ class Results:
             seq.computed += kept
         return sampled[: kept + 1]
 
+    def _drop(self, seq: Sequence) -> None:
+        """Pass over a token that was sampled without the mask that it needed: its row is planned again."""
+        seq.num_dropped -= 1
+        if seq.state is State.RUNNING:
+            seq.computed -= 1
+        elif not seq.unread:
+            self._books.drained(seq)
+
     @staticmethod
     def _add(seq: Sequence, sampled: list[int]) -> CoreOutput:
-        """Append tokens up to the one that ends the sequence, if one does."""
+        """Append tokens up to the one that ends the sequence, or after which a mask is needed."""
         output = CoreOutput(request_id=seq.request_id)
         tokens = seq.token_ids
         for count, token in enumerate(sampled, 1):
@@ -108,10 +121,17 @@ class Results:
                 output.stop_token_id = token
             elif len(tokens) >= seq.max_len:
                 output.finish_reason = "length"
-            if output.finish_reason is not None:
+            if seq.thought is not None:
+                seq.thought.take(token)
+                seq.follow_thought()
+            if output.finish_reason is not None or (seq.sync and count < len(sampled)):
                 sampled = sampled[:count]
                 break
         output.new_token_ids = sampled
+        if seq.sync and (seq.unread or seq.may_draft):
+            seq.num_dropped, seq.rewound = seq.unread, True
+            if not seq.unread and seq.state is State.RUNNING:
+                seq.computed = len(tokens) - 1  # behind a draft
         return output
 
     def _close(self, seq: Sequence, output: CoreOutput) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from leadline.engine.core.block_pool import BlockPool, IntegrityError
 from leadline.engine.core.books import Books
@@ -27,15 +28,29 @@ from leadline.engine.core.prefill import Prefill
 from leadline.engine.core.results import Flight, Results
 from leadline.engine.core.sequence import Sequence, State
 from leadline.engine.core.settings import SchedulerConfig
-from leadline.engine.core.speculation import Drafter, Speculation
+from leadline.engine.core.speculation import Drafter, Speculation, counts_tokens
 from leadline.engine.core.stats import SchedulerStats
 from leadline.engine.core.step_time import StepTime
+from leadline.engine.core.thought import GRAMMAR, Allowed, Thought
 from leadline.engine.core.timeouts import Timeouts
 from leadline.engine.errors import QueueFull, RequestError
 from leadline.engine.messages import CoreOutput, CoreRequest, Failure
 from leadline.protocol.chain import ChainNamespace
 
-__all__ = ["Scheduler"]
+__all__ = ["MaskedRow", "Scheduler"]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedRow:
+    """A row that may sample only what `allowed` says."""
+
+    slot: int
+    request_id: str
+    allowed: Allowed
+
+
+def _masked(seq: Sequence) -> MaskedRow:
+    return MaskedRow(seq.slot, seq.request_id, GRAMMAR if seq.thought is None else seq.thought.allowed)
 
 
 class Scheduler:
@@ -59,7 +74,7 @@ class Scheduler:
         self._results = Results(self._books, self._speculation)
         self._timeouts = Timeouts()
         self._flights: deque[Flight] = deque()
-        self._structured: list[tuple[int, str]] = []
+        self._masked: list[MaskedRow] = []
         self._next_seq_id = 0
         self._next_step_id = 0
         self._num_timeouts = 0
@@ -121,12 +136,19 @@ class Scheduler:
             min_len=original + sampling.min_tokens,
             root=self._root(request.cache_salt),
             sync=sampling.structured is not None,
+            structured=sampling.structured is not None,
+            counts_tokens=counts_tokens(sampling),
             wants_logprobs=sampling.logprobs is not None,
             wants_prompt_logprobs=sampling.prompt_logprobs is not None,
             may_draft=self._speculation.allowed(request),
             held=held,
             blocked=held,
         )
+        if request.thought is not None:
+            seq.thought = Thought(request.thought, structured=seq.structured)
+            for token in prompt[original:]:
+                seq.thought.take(token)
+            seq.follow_thought()
         self._next_seq_id += 1
         books.live[seq.request_id] = seq
         books.start_waiting(seq)
@@ -215,9 +237,7 @@ class Scheduler:
         self._next_step_id += 1
         flight = self._results.flight(plan, one_seqs + long_seqs)
         self._flights.append(flight)
-        self._structured = (
-            [(seq.slot, seq.request_id) for seq in flight.sampled if seq.sync] if books.synced else []
-        )
+        self._masked = [_masked(seq) for seq in flight.sampled if seq.sync] if books.guided else []
         return plan
 
     def update(self, plan: StepPlan, result: StepResult, now: float) -> list[CoreOutput]:
@@ -251,16 +271,22 @@ class Scheduler:
                 self._num_timeouts += 1
                 self._books.finish_early(seq, kind)
 
-    def structured_rows(self) -> list[tuple[int, str]]:
-        """(slot, request id) of each row of the latest plan that samples under a grammar: it needs a mask."""
-        return self._structured
+    def masked_rows(self) -> list[MaskedRow]:
+        """Rows of the latest plan that may sample only some tokens."""
+        return [row for row in self._masked if not row.allowed.anything]
+
+    def follows_grammar(self, request_id: str) -> bool:
+        """Whether the token of a structured request that was read last is one of those that its grammar
+        constrains: no part of its thought."""
+        seq = self._books.live.get(request_id)
+        return seq is not None and (seq.thought is None or seq.thought.in_answer)
 
     # -- state -----------------------------------------------------------------------------------------------
 
     @property
     def needs_sync(self) -> bool:
-        """A structured-output sequence cannot be planned before a step in flight is read; others can."""
-        return any(seq.unread for seq in self._books.synced)
+        """A sequence that needs a mask cannot be planned before a step in flight is read; others can."""
+        return any(seq.unread and seq.sync for seq in self._books.guided)
 
     @property
     def wants_to_draft(self) -> bool:

@@ -21,6 +21,7 @@ from leadline.engine.messages import CoreRequest
 
 if TYPE_CHECKING:
     from leadline.engine.core.speculation import Drafter
+    from leadline.engine.core.thought import Thought
 
 __all__ = ["NEVER", "Sequence", "State"]
 
@@ -71,7 +72,17 @@ class Sequence:
     unread: int = 0
     """Sampled tokens planned but not yet seen by `update`."""
     sync: bool = False
-    """Structured output: no sampling row while a token is unread, since its mask depends on it."""
+    """No sampling row while a token is unread: its mask depends on it."""
+    structured: bool = False
+    """A grammar constrains the output, or the part of it behind the thought."""
+    thought: Thought | None = None
+    """Followed until nothing depends on it any more."""
+    counts_tokens: bool = False
+    """The sampler counts tokens (penalties), so that no sampled token can be dropped."""
+    num_dropped: int = 0
+    """Of the unread tokens: they were sampled without the mask that they needed, and do not count."""
+    rewound: bool = False
+    """The device's last token is a dropped one: the next row brings its own."""
 
     held: bool = False
     """In no queue, until its grammar is there (`Scheduler.unblock`)."""
@@ -110,6 +121,14 @@ class Sequence:
     It reads nothing from the prefix cache as long as this is set.
     """
     prompt_logprobs: list[SampledLogprobs] = field(default_factory=list)
+
+    def follow_thought(self) -> None:
+        """Adapt to what `thought` allows next."""
+        thought = self.thought
+        if thought is not None:
+            if thought.answering and not self.structured:
+                self.thought = None
+            self.sync = not thought.allowed.anything or (self.counts_tokens and not thought.answering)
 
     @property
     def prefill_left(self) -> int:

@@ -27,8 +27,9 @@ from leadline.engine.core.ngram import NgramIndex
 from leadline.engine.core.sequence import Sequence
 from leadline.engine.core.settings import SchedulerConfig
 from leadline.engine.messages import CoreRequest
+from leadline.engine.sampling_params import SamplingParams
 
-__all__ = ["Drafter", "Speculation", "accepted"]
+__all__ = ["Drafter", "Speculation", "accepted", "counts_tokens"]
 
 _FIRST_PAUSE = 4
 _LONGEST_PAUSE = 64
@@ -60,13 +61,7 @@ class Speculation:
     def allowed(self, request: CoreRequest) -> bool:
         """Whether the request's tokens do not depend on how many a step brings."""
         sampling = request.sampling
-        return (
-            self._most > 0
-            and sampling.structured is None
-            and sampling.repetition_penalty == 1.0
-            and sampling.presence_penalty == 0.0
-            and sampling.frequency_penalty == 0.0
-        )
+        return self._most > 0 and sampling.structured is None and not counts_tokens(sampling)
 
     def few_enough(self, decoding: int) -> bool:
         """Whether drafts pay among so many decoding sequences: beyond that, rows cost what they bring."""
@@ -101,6 +96,15 @@ class Speculation:
     def _pause(seq: Sequence) -> None:
         seq.draft_pause = min(_LONGEST_PAUSE, 2 * seq.draft_pause or _FIRST_PAUSE)
         seq.draft_from = len(seq.token_ids) + seq.draft_pause
+
+
+def counts_tokens(sampling: SamplingParams) -> bool:
+    """Whether the sampler counts the tokens that it has sampled."""
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or sampling.frequency_penalty != 0.0
+    )
 
 
 def accepted(draft: TokenSequence[int], sampled: TokenSequence[int]) -> int:
