@@ -38,9 +38,11 @@ from leadline.engine.core_client import DEFAULT_FACTORY, CoreClient
 from leadline.engine.core_link import CoreLink
 from leadline.engine.errors import EngineDead, LeadlineError
 from leadline.engine.frontend.output_processor import OutputProcessor
+from leadline.engine.frontend.reasoning import ModelReasoning
+from leadline.engine.frontend.reasoning import detect_format as detect_reasoning
 from leadline.engine.frontend.tool_formats import ToolFormat, detect_format, format_named
 from leadline.engine.frontend.validation import RequestBuilder
-from leadline.engine.messages import CoreRequest, PriorityClass
+from leadline.engine.messages import CoreRequest, PriorityClass, ThoughtSpec
 from leadline.engine.model_texts import ModelTexts
 from leadline.engine.models.config import ModelConfig
 from leadline.engine.outputs import OutputDelta
@@ -182,6 +184,8 @@ class AsyncEngine:
         if texts.bundle:
             self.tokenizer_bundle = texts.bundle
             self.tokenizer_digest = bundle_digest(texts.bundle)
+        form = detect_reasoning(self.renderer.source_for(tools=False), config.reasoning_format)
+        self.reasoning = None if form is None else ModelReasoning(form, self.tokenizer)
         self.max_model_len = ready.max_model_len
         self.builder = RequestBuilder(
             config,
@@ -234,6 +238,7 @@ class AsyncEngine:
         cache_salt: str = "",
         resume_token_ids: Sequence[int] = (),
         client: str = "",
+        thought: ThoughtSpec | None = None,
     ) -> CoreRequest:
         """Tokenize and check a request, in a thread where that takes long. Raises RequestError.
 
@@ -261,6 +266,7 @@ class AsyncEngine:
                 cache_salt=cache_salt,
                 num_resumed=len(resume_token_ids),
                 client=client,
+                thought=thought,
             )
 
         # A short text tokenizes in about a millisecond, less than the hop to a thread is worth.

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 from leadline.engine.errors import ConfigError
 
-__all__ = ["EngineConfig"]
+__all__ = ["REASONING_FORMATS", "EngineConfig"]
+
+REASONING_FORMATS = ("auto", "none", "think", "mistral", "harmony", "gemma4")
 
 
 @dataclass(slots=True, frozen=True)
@@ -92,6 +94,12 @@ class EngineConfig:
     profile_dir: str | None = None
     """Folder for the traces that POST /admin/profile records; None: it records none."""
 
+    reasoning_format: str = "auto"
+    """How the model writes its thoughts: auto (its chat template tells) | none | think | mistral | harmony |
+    gemma4."""
+    thinking_budget: int | None = None
+    """Tokens a thought may have where a request sets no limit; then the engine ends it. None: any number."""
+
     max_logprobs: int = 20
     max_n: int = 128
 
@@ -151,6 +159,13 @@ class EngineConfig:
             )
         if self.load_format not in ("auto", "dummy"):
             raise ConfigError(f"load_format must be auto or dummy, not {self.load_format!r}")
+        if self.reasoning_format not in REASONING_FORMATS:
+            raise ConfigError(
+                f"reasoning_format must be one of {', '.join(REASONING_FORMATS)}, not "
+                f"{self.reasoning_format!r}"
+            )
+        if self.thinking_budget is not None and self.thinking_budget < 0:
+            raise ConfigError(f"thinking_budget must not be negative, got {self.thinking_budget}")
         for name in ("max_queued_requests", "max_logprobs"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")

@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
 
-from leadline.engine.frontend.reasoning import FORMATS, OutputParser, detect_format
+from leadline.engine.config import REASONING_FORMATS
+from leadline.engine.core.thought import Thought, answer_of
+from leadline.engine.frontend.reasoning import FORMATS, ModelReasoning, OutputParser, detect_format
 from leadline.engine.frontend.tool_formats import HERMES, ParsedText, ToolCall
+from leadline.protocol.text.tokenizer import Tokenizer
 
 BY_NAME = {one.name: one for one in FORMATS}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -208,3 +213,54 @@ def test_a_message_to_continue_tells_whether_its_thought_is_over():
     assert think.begins("assistant\n<think>\nTwo and", "<think>\nTwo and") == "inside"
     assert think.begins("assistant\n<think>a</think>It", "<think>a</think>It") == "answer"
     assert think.begins("assistant\nIt is", "It is") == "answer"
+
+
+def test_the_command_line_knows_the_formats():
+    assert REASONING_FORMATS[:2] == ("auto", "none")
+    assert set(REASONING_FORMATS[2:]) == set(BY_NAME)
+
+
+@pytest.fixture(scope="module")
+def harmony_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Words and the special tokens of gpt-oss."""
+    folder = tmp_path_factory.mktemp("harmony")
+    words = ["[UNK]", "analysis", "final", "assistant", "json", "two"]
+    backend = Backend(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    marks = ("start", "end", "message", "channel", "constrain", "return", "call")
+    backend.add_special_tokens([f"<|{mark}|>" for mark in marks])
+    backend.save(str(folder / "tokenizer.json"))
+    return Tokenizer.load(folder)
+
+
+def test_the_core_follows_harmony_by_its_tokens(harmony_tokenizer):
+    reasoning = ModelReasoning(BY_NAME["harmony"], harmony_tokenizer)
+    assert reasoning.hidden, "its markup is special tokens"
+    spec = reasoning.spec("open", 2)
+    assert spec is not None
+    assert (spec.begins, spec.budget) == ("between", 2)
+    thought = Thought(spec, structured=True)
+    output = "<|channel|>analysis<|message|>two two"
+    for token in harmony_tokenizer.encode(output, False):
+        assert thought.allowed.anything
+        thought.take(token)
+    forced = []
+    while thought.allowed.tokens:
+        forced += thought.allowed.tokens
+        thought.take(forced[-1])
+    assert harmony_tokenizer.encode("<|end|><|start|>assistant<|channel|>final<|message|>", False) == forced
+    assert thought.allowed.grammar
+    assert reasoning.spec("answer") is None
+
+
+def test_an_answer_in_json_may_say_so_in_its_header(harmony_tokenizer):
+    spec = ModelReasoning(BY_NAME["harmony"], harmony_tokenizer).spec("open")
+    assert spec is not None
+    header = "<|channel|>final <|constrain|>json<|message|>"
+    assert answer_of(spec, [*harmony_tokenizer.encode(header, False), 5]) == [5]
+
+
+def test_a_model_without_tokens_for_the_tags_is_not_followed(tokenizer):
+    reasoning = ModelReasoning(BY_NAME["think"], tokenizer)
+    assert not reasoning.hidden
+    assert reasoning.spec("inside", 5) is None

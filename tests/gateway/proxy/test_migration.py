@@ -33,6 +33,9 @@ from gateway_rig import (
     until,
 )
 
+from leadline.gateway.proxy.body import read_incoming
+from leadline.gateway.proxy.migration import MovableStream
+from leadline.protocol.openai import ChatCompletionRequest
 from live_valkey import PoolPod
 
 PROMPT = "The first ten prime numbers are"
@@ -210,6 +213,26 @@ async def test_a_connection_cut_at_any_byte_gives_the_stream_of_one_that_is_not(
             assert [choice["finish_reason"] for choice in said if "finish_reason" in choice] == ["length"]
             assert events[-1] == "[DONE]"
         await rig.settled()
+
+
+def test_a_stream_of_thoughts_moves() -> None:
+    def chunk(*ids: int, **delta: str) -> bytes:
+        return sse({"id": "c", "created": 1, "choices": [{"index": 0, "delta": delta, "token_ids": [*ids]}]})
+
+    opening = sse({"id": "c", "created": 1, "choices": [{"index": 0, "delta": {"role": "assistant"}}]})
+    stream = MovableStream(read_incoming(json.dumps(CHAT).encode(), kind=ChatCompletionRequest))
+    sent = stream.push(opening + chunk(5, 6, reasoning="Two and", reasoning_content="Two and"))
+    assert stream.movable
+    assert stream.resume() == {"resume_token_ids": [5, 6]}
+    sent += stream.push(opening + chunk(7, reasoning=" two") + chunk(8) + chunk(9, content="Four"))
+    deltas = [event["choices"][0]["delta"] for event in events_of(sent.decode())]
+    assert deltas == [
+        {"role": "assistant"},
+        {"reasoning": "Two and", "reasoning_content": "Two and"},
+        {"reasoning": " two"},
+        {"content": "Four"},
+    ]
+    assert stream.sent_tokens == 5
 
 
 async def test_a_stream_may_move_more_than_once(engine: Engine) -> None:

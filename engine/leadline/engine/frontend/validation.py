@@ -28,7 +28,7 @@ import msgspec
 from leadline.engine.config import EngineConfig
 from leadline.engine.errors import RequestError
 from leadline.engine.frontend.structured import GrammarCompiler, check_length
-from leadline.engine.messages import CoreRequest, PriorityClass
+from leadline.engine.messages import CoreRequest, PriorityClass, ThoughtSpec
 from leadline.engine.sampling_params import SamplingParams, typed
 from leadline.protocol.text.tokenizer import Tokenizer
 
@@ -114,6 +114,7 @@ class RequestBuilder:
         cache_salt: str = "",
         num_resumed: int = 0,
         client: str = "",
+        thought: ThoughtSpec | None = None,
     ) -> CoreRequest:
         """Check a request and settle what it left open.
 
@@ -169,6 +170,7 @@ class RequestBuilder:
             eos_token_ids=() if sampling.ignore_eos and sampling.structured is None else self.eos_token_ids,
             num_resumed=num_resumed,
             client=client,
+            thought=thought,
         )
 
     @property

@@ -55,6 +55,7 @@ class _Collected:
     """What a choice of a whole answer has been given so far."""
 
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -77,6 +78,7 @@ class _Answer(ChunkStream):
             if piece.is_written:
                 of_choice = collected[piece.index]
                 of_choice.texts.append(piece.parsed.content)
+                of_choice.thoughts.append(piece.parsed.reasoning)
                 of_choice.token_ids += delta.token_ids
                 of_choice.logprobs += delta.logprobs or []
             return True
@@ -149,8 +151,10 @@ class _Answer(ChunkStream):
 
     def _finished(self, index: int, choice: TurnChoice, collected: _Collected) -> ChatChoice:
         assert choice.last is not None
-        text = "".join(collected.texts)
-        message = ChatResponseMessage(content=text if text or not choice.calls else None)
+        text, thought = "".join(collected.texts), "".join(collected.thoughts)
+        message = ChatResponseMessage(content=text if text or not (choice.calls or thought) else None)
+        if thought:
+            message.reasoning_content = message.reasoning = thought
         if choice.calls:
             message.tool_calls = [
                 ToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
@@ -170,11 +174,14 @@ class _Answer(ChunkStream):
             yield ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
         logprobs = self._logprobs(delta.logprobs or [])
         wants_ids = bool(self._body.return_token_ids) and bool(delta.token_ids)
-        if parsed.content or parsed.calls or wants_ids or (logprobs is not None and logprobs.content):
+        says = parsed.content or parsed.reasoning or parsed.calls
+        if says or wants_ids or (logprobs is not None and logprobs.content):
             chunk = ChatChunkChoice(index=index, delta=ChatDelta(), logprobs=logprobs)
             # One chunk for all that a token brings: then its id is there exactly if that is.
-            if parsed.content or not parsed.calls:
+            if parsed.content or not says:
                 chunk.delta.content = parsed.content
+            if parsed.reasoning:
+                chunk.delta.reasoning_content = chunk.delta.reasoning = parsed.reasoning
             if parsed.calls:
                 chunk.delta.tool_calls = [_call_delta(part) for part in parsed.calls]
             if wants_ids:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from fastapi import Request
+from msgspec import UNSET
 from starlette.responses import Response
 
 from leadline.engine.async_engine import AsyncEngine
@@ -29,7 +30,7 @@ from leadline.engine.server.http import (
 from leadline.engine.server.metrics import RequestTimer, outcome_of
 from leadline.engine.server.outlet import Outlet
 from leadline.engine.server.state import ServerState
-from leadline.protocol.openai.common import PromptTokensDetails, StreamOptions, Usage
+from leadline.protocol.openai.common import CompletionTokensDetails, PromptTokensDetails, StreamOptions, Usage
 
 __all__ = [
     "Answer",
@@ -132,6 +133,8 @@ class UsageCounter:
 
     _prompts: dict[str, tuple[int, int]] = field(default_factory=dict)
     _outputs: dict[tuple[str, int], int] = field(default_factory=dict)
+    reasoning_tokens: dict[int, int] | None = None
+    """By choice; None where the model writes no thoughts."""
 
     def add(self, delta: OutputDelta) -> None:
         # The choices of one prompt share it; the first one admitted says how much of it was cached.
@@ -148,6 +151,11 @@ class UsageCounter:
             total_tokens=prompt + output,
             prompt_tokens_details=PromptTokensDetails(
                 cached_tokens=sum(cached for _, cached in self._prompts.values())
+            ),
+            completion_tokens_details=(
+                UNSET
+                if self.reasoning_tokens is None
+                else CompletionTokensDetails(reasoning_tokens=sum(self.reasoning_tokens.values()))
             ),
         )
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.config import EngineConfig
 from leadline.engine.errors import RequestError
 from leadline.engine.sampling_params import StructuredSpec
 from leadline.protocol.openai.chat import ChatCompletionRequest
 from leadline.protocol.openai.common import GenerationRequest
 from leadline.protocol.openai.completion import CompletionRequest
+from leadline.protocol.text.prompts import tools_shown
+from leadline.protocol.text.reasoning_effort import EFFORT
 
 __all__ = [
     "chat_sampling",
@@ -20,7 +23,11 @@ __all__ = [
     "in_words_of_chat",
     "in_words_of_completions",
     "in_words_of_messages",
+    "thinking_budget",
 ]
+
+_EFFORT_BUDGETS = {"none": 0, "minimal": 512, "low": 2048, "medium": 8192}
+"""Tokens of a thought, for models whose template is not told of an effort."""
 
 _COPIED = (
     "temperature",
@@ -52,6 +59,20 @@ def chat_sampling(request: ChatCompletionRequest, structured: StructuredSpec | N
     if request.logprobs:
         given["logprobs"] = request.top_logprobs or 0
     return given
+
+
+def thinking_budget(request: ChatCompletionRequest, engine: AsyncEngine) -> int | None:
+    """Tokens that a thought may have: the request's own limit; else that of its effort, where the template is
+    not told of the effort itself, within the server's default. None: any number."""
+    if request.thinking_budget is not None:
+        return None if request.thinking_budget < 0 else request.thinking_budget
+    effort, default = request.reasoning_effort, engine.config.thinking_budget
+    if effort is None:
+        return default
+    shown = tools_shown(request.tools, request.tool_choice)
+    if EFFORT in engine.renderer.effort_variables(effort, tools=bool(shown)):
+        return default
+    return min((x for x in (_EFFORT_BUDGETS.get(effort), default) if x is not None), default=None)
 
 
 def in_words_of_chat(error: RequestError) -> RequestError:

@@ -16,7 +16,9 @@ from hashlib import blake2b
 import msgspec
 
 from leadline.engine.async_engine import AsyncEngine
+from leadline.engine.core.thought import Thought
 from leadline.engine.errors import RequestError
+from leadline.engine.frontend.reasoning import Begins, OutputParser, ReasoningFormat
 from leadline.engine.frontend.tool_formats import (
     CallParser,
     NamedCallParser,
@@ -31,14 +33,20 @@ from leadline.engine.frontend.tool_schema import (
     or_calls,
     plan_tools,
 )
-from leadline.engine.messages import CoreRequest
+from leadline.engine.messages import CoreRequest, ThoughtSpec
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.sampling_params import SamplingParams
 from leadline.engine.server.generation import UsageCounter, created_now, finish_of, finish_reason, new_id
 from leadline.engine.server.metrics import RequestTimer
-from leadline.engine.server.params import chat_sampling, check_sequences, extras, in_words_of_chat
+from leadline.engine.server.params import (
+    chat_sampling,
+    check_sequences,
+    extras,
+    in_words_of_chat,
+    thinking_budget,
+)
 from leadline.engine.server.prompts import prompts_of
-from leadline.protocol.openai.chat import ChatCompletionRequest
+from leadline.protocol.openai.chat import ChatCompletionRequest, ChatMessage, TextPart
 from leadline.protocol.openai.common import FinishReason
 
 __all__ = ["ChatTurn", "Piece", "TurnChoice", "prepare_turn"]
@@ -53,7 +61,15 @@ _MOST_NAMED = 8
 class TurnChoice:
     """The state of one choice: its parser, its calls and its last delta."""
 
-    parser: CallParser | None
+    parser: OutputParser | None
+    thought: Thought | None = None
+    """Counts the tokens of thoughts, where tags are tokens."""
+    reasoning_tokens: int = 0
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the text parsed last is of a thought."""
+        return self.parser is not None and self.parser.thinking
     calls: list[ParsedCall] = field(default_factory=list)
     """All calls so far, those of an earlier attempt included."""
     last: OutputDelta | None = None
@@ -109,6 +125,9 @@ async def prepare_turn(
         parallel_tool_calls=body.parallel_tool_calls is not False,
     )
     given = chat_sampling(body, plan.constraint)
+    reasoning = engine.reasoning
+    if reasoning is not None and reasoning.hidden:
+        given.setdefault("skip_special_tokens", False)
     if (tool_format := known_format(plan, engine.tool_format)) is not None:
         if tool_format.is_hidden(engine.tokenizer):
             given.setdefault("skip_special_tokens", False)
@@ -119,17 +138,20 @@ async def prepare_turn(
     sampling = engine.builder.sampling_params(given)
     check_sequences(1, sampling.n, engine.config)
     (prompt,) = await prompts_of(body, engine)
+    thinking = _thinking(body, engine, prompt.content, structured=sampling.structured is not None)
     try:
         request = await engine.prepare(
             prompt.content,
             sampling,
             request_id=new_id(prefix),
             add_special_tokens=prompt.add_special_tokens,
+            thought=None if thinking is None else thinking.followed,
             **extras(body),
         )
     except RequestError as error:
         raise in_words_of_chat(error) from None
-    return ChatTurn(body, engine, plan, request, answer_id or request.request_id, created or created_now())
+    answer_id = answer_id or request.request_id
+    return ChatTurn(body, engine, plan, thinking, request, answer_id, created or created_now())
 
 
 class ChatTurn:
@@ -149,6 +171,7 @@ class ChatTurn:
         body: ChatCompletionRequest,
         engine: AsyncEngine,
         plan: ToolPlan,
+        thinking: _Thinking | None,
         request: CoreRequest,
         answer_id: str,
         created: int,
@@ -161,8 +184,11 @@ class ChatTurn:
         self.usage = UsageCounter()
         self.reads_in_order = False
         self._plan = plan
+        self._thinking = thinking
         self._request = request
-        self.choices = [TurnChoice(self._parser(index)) for index in range(request.sampling.n)]
+        self.choices = [self._new_choice(index) for index in range(request.sampling.n)]
+        if engine.reasoning is not None:
+            self.usage.reasoning_tokens = {}
 
     @property
     def sampling(self) -> SamplingParams:
@@ -172,7 +198,7 @@ class ChatTurn:
     @property
     def is_parsed(self) -> bool:
         """Whether the text of deltas goes through a parser."""
-        return self._plan.parse
+        return self._plan.parse or self._thinking is not None
 
     def run(self, take: Callable[[OutputDelta], bool]) -> AsyncGenerator[OutputDelta, None]:
         """Yield the deltas of all choices. Each is offered to `take` first, and is not yielded where that
@@ -183,6 +209,7 @@ class ChatTurn:
         """Parse a delta and count it."""
         choice = self.choices[delta.index]
         first = choice.last is None
+        thinking = choice.is_thinking
         steps, earlier = [ParsedText()], []
         if not delta.resumed:
             # A delta of one token is in order as it is.
@@ -190,6 +217,8 @@ class ChatTurn:
             steps = self._steps(choice, delta, self.reads_in_order and several)
         else:
             earlier = self._steps(choice, delta, True)
+        self._count(choice, delta, thinking=thinking or choice.is_thinking)
+        if delta.resumed:
             if delta.finish_reason is None:
                 return Piece(delta.index, steps, earlier, delta, first)
             # The earlier attempt has given out all but the end.
@@ -209,7 +238,14 @@ class ChatTurn:
         """Count the turn; all its choices have ended."""
         timer.finish(finish_of([choice.last for choice in self.choices]))
 
-    def _parser(self, index: int) -> CallParser | None:
+    def _new_choice(self, index: int) -> TurnChoice:
+        calls, thinking = self._calls_parser(index), self._thinking
+        if thinking is None:
+            return TurnChoice(None if calls is None else OutputParser(None, calls))
+        parser = OutputParser(thinking.form.parser(thinking.begins), calls)
+        return TurnChoice(parser, None if thinking.spec is None else Thought(thinking.spec))
+
+    def _calls_parser(self, index: int) -> CallParser | None:
         plan = self._plan
         if not plan.parse:
             return None
@@ -245,11 +281,67 @@ class ChatTurn:
         parsed = parser.push(text)
         if ended is not None:
             tail = parser.finish()
-            parsed = ParsedText(parsed.content + tail.content, parsed.calls + tail.calls)
+            parsed = ParsedText(
+                parsed.content + tail.content, parsed.calls + tail.calls, parsed.reasoning + tail.reasoning
+            )
         if self.body.parallel_tool_calls is False:
             parsed.calls = [part for part in parsed.calls if part.index == 0]
         parsed.add_to(choice.calls)
         return parsed
+
+    def _count(self, choice: TurnChoice, delta: OutputDelta, *, thinking: bool) -> None:
+        """Count the delta's tokens of thoughts. `thinking`: its text is of one, where tags are not tokens."""
+        if choice.thought is not None:
+            if not choice.thought.answering:
+                for token in delta.token_ids:
+                    choice.thought.take(token)
+            choice.reasoning_tokens = choice.thought.num_tokens
+        elif thinking:
+            choice.reasoning_tokens += len(delta.token_ids)
+        if self.usage.reasoning_tokens is not None:
+            self.usage.reasoning_tokens[delta.index] = choice.reasoning_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Thinking:
+    """What is known beforehand of a turn's thought."""
+
+    form: ReasoningFormat
+    begins: Begins
+    spec: ThoughtSpec | None
+    followed: ThoughtSpec | None
+    """The same for the engine core, if it has to follow the thought."""
+
+
+def _thinking(
+    body: ChatCompletionRequest, engine: AsyncEngine, prompt: str | list[int], *, structured: bool
+) -> _Thinking | None:
+    """None where the output is all answer. Raises RequestError."""
+    reasoning = engine.reasoning
+    if reasoning is None or not isinstance(prompt, str):
+        return None
+    continued = _text_of(body.messages[-1]) if body.continue_final_message else None
+    begins = reasoning.form.begins(prompt, continued)
+    budget = thinking_budget(body, engine)
+    spec = reasoning.spec(begins, budget)
+    if spec is None and begins != "answer":
+        if body.thinking_budget is not None and budget is not None:
+            raise RequestError(
+                f"thinking_budget needs a model that has one token for {reasoning.form.closing!r}, and this "
+                "one has several; use max_tokens",
+                param="thinking_budget",
+            )
+        if structured:
+            return None  # for the same reason the grammar holds from the first token on
+    follows = spec is not None and (structured or budget is not None)
+    return _Thinking(reasoning.form, begins, spec, spec if follows else None)
+
+
+def _text_of(message: ChatMessage) -> str:
+    content = message.content
+    if isinstance(content, list):
+        return "".join(part.text for part in content if isinstance(part, TextPart))
+    return content or ""
 
 
 def _skipped(body: ChatCompletionRequest) -> dict[str, str]:

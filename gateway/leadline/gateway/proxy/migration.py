@@ -32,6 +32,7 @@ _IDS = re.compile(rb',"token_ids":\[[0-9,]*\]')
 
 class _Delta(msgspec.Struct):
     content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[Any] | None = None
 
 
@@ -177,7 +178,7 @@ class MovableStream:
 
     def _choice(self, raw: bytes, data: bytes, choice: _Choice) -> bytes:
         ids, delta = choice.token_ids, choice.delta
-        text = bool(choice.text if delta is None else delta.content or delta.tool_calls)
+        text = bool(choice.text if delta is None else delta.content or delta.reasoning or delta.tool_calls)
         says = text or choice.logprobs is not None
         ends = choice.finish_reason is not None
         # Of a chat the first chunk says the role and nothing else; of a text it may have tokens.

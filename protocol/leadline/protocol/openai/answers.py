@@ -60,6 +60,10 @@ class ChatResponseMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None = None
     refusal: str | None = None
+    reasoning_content: str | UnsetType = UNSET
+    """Extension: what the model thought before it answered."""
+    reasoning: str | UnsetType = UNSET
+    """The same by its newer name."""
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -105,6 +109,8 @@ class ChatDelta(msgspec.Struct, kw_only=True):
     """In the first chunk of a choice."""
     content: str | UnsetType | None = UNSET
     refusal: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 

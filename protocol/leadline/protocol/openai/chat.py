@@ -35,6 +35,7 @@ __all__ = [
     "FunctionMessage",
     "FunctionName",
     "NamedToolChoice",
+    "ReasoningEffort",
     "RefusalPart",
     "SystemMessage",
     "TextPart",
@@ -45,6 +46,9 @@ __all__ = [
     "UserMessage",
     "function_tools",
 ]
+
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text", kw_only=True):
@@ -90,6 +94,8 @@ class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", kw_onl
     function_call: FunctionCall | None = None
     """The older form of `tool_calls`."""
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same by its newer name."""
 
 
 class ToolMessage(msgspec.Struct, tag_field="role", tag="tool", kw_only=True, omit_defaults=True):
@@ -207,6 +213,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, dict=True):
     tools: list[Tool | CustomTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
     # Extensions: how the chat template is applied.
     add_generation_prompt: bool | None = None
@@ -215,6 +222,10 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, dict=True):
     """Leave the last message open, so that the model continues it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables for the template, such as enable_thinking."""
+
+    # Extension: how long the model may think.
+    thinking_budget: Annotated[int, Meta(ge=-1)] | None = None
+    """Tokens of a thought, at most; then the engine ends it. -1: no limit."""
 
     # Refused, as are those of GenerationRequest.
     functions: None = None

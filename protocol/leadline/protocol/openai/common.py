@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from leadline.protocol.openai.constraints import (
     Choices,
@@ -23,6 +23,7 @@ from leadline.protocol.openai.constraints import (
 
 __all__ = [
     "NOT_SUPPORTED",
+    "CompletionTokensDetails",
     "FinishReason",
     "GenerationRequest",
     "MaxTokens",
@@ -184,9 +185,16 @@ class PromptTokensDetails(msgspec.Struct, kw_only=True):
     """Prompt tokens whose KV came from the prefix cache."""
 
 
+class CompletionTokensDetails(msgspec.Struct, kw_only=True):
+    reasoning_tokens: Count = 0
+    """Output tokens of thoughts."""
+
+
 class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens: Count
     completion_tokens: Count
     """Of all choices together."""
     total_tokens: Count
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    """Only of models that write thoughts."""

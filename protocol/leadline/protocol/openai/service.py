@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from leadline.protocol.chain import FORMAT_VERSION, ChainNamespace
 from leadline.protocol.errors import ErrorObject
-from leadline.protocol.openai.chat import ChatMessage, CustomTool, Tool, function_tools
+from leadline.protocol.openai.chat import ChatMessage, CustomTool, ReasoningEffort, Tool, function_tools
 from leadline.protocol.openai.common import NonEmptyStr, TokenId
 
 __all__ = [
@@ -98,6 +98,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     tools: list[Tool | CustomTool] | None = None
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ import jinja2
 
 from leadline.protocol.errors import RequestError, UnsupportedModel
 from leadline.protocol.text.messages_in import normalize_messages
+from leadline.protocol.text.reasoning_effort import effort_variables, variables_of
 from leadline.protocol.text.template_sandbox import MAX_SOURCE, Budget, TooMuch, make_environment, render
 from leadline.protocol.text.template_shape import PLAIN, TemplateShape, find_shape
 
@@ -55,6 +56,7 @@ class ChatRenderer:
         self._compiled: dict[str, jinja2.Template] = {}
         self._globals: dict[str, dict[str, Any]] = {}
         self._shapes: dict[str, TemplateShape] = {}
+        self._effort_reads: dict[str, frozenset[str]] = {}
         for name, source in self.sources.items():
             if len(source) > MAX_SOURCE:
                 raise UnsupportedModel(
@@ -69,6 +71,7 @@ class ChatRenderer:
                     f"the model's chat template {name!r} is not valid Jinja: {error}"
                 ) from error
             self._shapes[name] = self._probe(name)
+            self._effort_reads[name] = variables_of(environment, source)
 
     @property
     def available(self) -> bool:
@@ -90,6 +93,11 @@ class ChatRenderer:
         except Exception:  # it wants what a greeting lacks
             return re.search(r"\btools\b", self.sources[name]) is not None
 
+    def effort_variables(self, effort: str, *, tools: bool) -> dict[str, Any]:
+        """Return the variables that tell the template of a `reasoning_effort`; empty where it reads none."""
+        name = self._pick(tools)
+        return {} if name is None else effort_variables(effort, self._effort_reads[name], self.sources[name])
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -99,6 +107,7 @@ class ChatRenderer:
         continue_final_message: bool = False,
         documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        reasoning_effort: str | None = None,
     ) -> str:
         """The prompt text of a conversation. It holds its special tokens: encode with
         add_special_tokens=False.
@@ -122,7 +131,8 @@ class ChatRenderer:
                 "add_generation_prompt to false",
                 param="continue_final_message",
             )
-        extra = dict(template_kwargs or {})
+        extra = self.effort_variables(reasoning_effort, tools=bool(tools)) if reasoning_effort else {}
+        extra.update(template_kwargs or {})
         if clash := sorted(_RESERVED & extra.keys()):
             raise RequestError(
                 f"chat_template_kwargs must not set {clash[0]!r}, which is a field of the request",

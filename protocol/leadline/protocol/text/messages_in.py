@@ -70,8 +70,8 @@ def _normalize(
         plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{where}.tool_calls", shape)
         if not plain["tool_calls"]:
             del plain["tool_calls"]
-    if "reasoning" in plain:
-        plain.setdefault("reasoning_content", plain["reasoning"])
+    if role == "assistant" and ("reasoning" in plain or "reasoning_content" in plain):
+        _name_thought(plain, shape)
     content = plain.get("content")
     if content is None and role != "assistant":
         raise RequestError(f"{where}.content is required for the role {role!r}", param=f"{where}.content")
@@ -79,6 +79,15 @@ def _normalize(
         content = _content(content, f"{where}.content", role, "tool_calls" in plain, shape)
     plain["content"] = content
     return plain
+
+
+def _name_thought(message: dict[str, Any], shape: TemplateShape) -> None:
+    """Put the thought of an earlier turn under each name that a template may read it by."""
+    thought = message.get("reasoning_content") or message.get("reasoning") or ""
+    message["reasoning_content"] = message["reasoning"] = thought
+    # gpt-oss takes a thought or a text beside calls, not both.
+    if shape.thinking and not (message.get("tool_calls") and message.get("content")):
+        message["thinking"] = thought
 
 
 def _content(content: Any, where: str, role: str, calls: bool, shape: TemplateShape) -> Any:

@@ -97,4 +97,5 @@ def _render(
         add_generation_prompt=not continues if opens is None else opens,
         continue_final_message=continues,
         template_kwargs=request.chat_template_kwargs,
+        reasoning_effort=request.reasoning_effort,
     )

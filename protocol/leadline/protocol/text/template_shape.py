@@ -43,6 +43,8 @@ class TemplateShape:
     """A tool's message must have the tool's name."""
     short_ids: bool = False
     """Ids of calls must have nine letters and digits, as in Mistral's templates."""
+    thinking: bool = False
+    """The thought of an earlier turn is read from `thinking`, as by gpt-oss's template."""
 
 
 PLAIN = TemplateShape()
@@ -57,7 +59,8 @@ _OTHER_IDS = ("c1", "call_0123456789abcdef01234567")
 
 def find_shape(render: Render, source: str) -> TemplateShape:
     """`source`: the template, for words that it writes itself."""
-    return _with_parts(_with_calls(PLAIN, render, source), render)
+    shape = _with_parts(_with_calls(PLAIN, render, source), render)
+    return replace(shape, thinking=".thinking" in source)
 
 
 def _with_calls(shape: TemplateShape, render: Render, source: str) -> TemplateShape:
