@@ -34,6 +34,31 @@ def stream(parser: OutputParser, chunks: list[str]) -> tuple[str, str, list[tupl
     return *texts, [(call.name, call.arguments) for call in calls]
 
 
+def bypassing(parser: OutputParser, chunks: list[str]) -> tuple[str, str]:
+    """(reasoning, content), where the parser does not get what is plain."""
+    found = {"reasoning": "", "content": ""}
+    for chunk in [*chunks, None]:
+        if chunk is not None and (field := parser.plain(chunk)) is not None:
+            found[field] += chunk
+            continue
+        parsed = parser.finish() if chunk is None else parser.push(chunk)
+        found["reasoning"] += parsed.reasoning
+        found["content"] += parsed.content
+    return found["reasoning"], found["content"]
+
+
+def test_most_pieces_in_the_middle_need_no_parsing():
+    parser = parser_of("think")
+    assert [parser.plain(piece) for piece in ("<think>", "Two")] == [None, None]
+    parser.push("<think>Two")
+    assert [parser.plain(piece) for piece in (" and", "\n", "</think>")] == ["reasoning", None, None]
+    parser.push("</think>\n")
+    assert parser.plain("Four") is None
+    parser.push("Four")
+    assert parser.plain("<b>\n") == "content"
+    assert parser_of("think", calls=True).plain("Four") is None
+
+
 def whole(name: str, text: str, begins: Any = "open") -> tuple[str, str]:
     return stream(parser_of(name, begins), [text])[:2]
 
@@ -92,6 +117,8 @@ def test_any_splitting_gives_the_same_reasoning_content_and_calls(name, begins, 
     if name == "harmony":  # where words may stand in headers, which are markup
         return
     reasoning, content = whole(name, text, begins)
+    assert bypassing(parser_of(name, begins), cut(text, sizes)) == (reasoning, content)
+    assert bypassing(parser_of(name, begins), list(text)) == (reasoning, content)
     assert (reasoning + content).count("word") == text.count("word"), "nothing is lost but markup"
 
 

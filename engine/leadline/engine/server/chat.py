@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from leadline.engine.async_engine import AsyncEngine
+from leadline.engine.frontend.reasoning import Field
 from leadline.engine.frontend.tool_formats import CallDelta
 from leadline.engine.messages import TokenLogprobs
 from leadline.engine.outputs import OutputDelta
@@ -107,16 +108,18 @@ class _Answer(ChunkStream):
             choices=[],
             usage=None if options.at_end else UNSET,
         )
-        templates = [] if options.in_every_chunk else self._templates(envelope)
+        templates = {} if options.in_every_chunk else self._templates(envelope)
         wants_ids = bool(self._body.return_token_ids)
 
         def take(delta: OutputDelta) -> bool:
             if not templates or not outlet.ready or turn.choices[delta.index].last is None:
                 return False
+            if (name := turn.plain_field(delta)) is None:
+                return False
             # Nor is it counted: the choice's last delta says how many tokens there were.
             timer.delta(delta)
             if delta.text or wants_ids:
-                outlet.write(templates[delta.index].event(delta.text, delta.token_ids))
+                outlet.write(templates[name, delta.index].event(delta.text, delta.token_ids))
             return True
 
         async with aclosing(turn.run(take)) as deltas:
@@ -134,19 +137,23 @@ class _Answer(ChunkStream):
             envelope.choices, envelope.usage = [], turn.usage.usage()
             yield sse(envelope)
 
-    def _templates(self, envelope: ChatCompletionChunk) -> list[EventTemplate]:
-        """Of the chunk that brings text (and its token ids) and nothing else, for each choice; none where
-        there is more."""
-        body = self._body
-        if self._turn.is_parsed or body.logprobs:
-            return []
-        delta = ChatDelta(content=EventTemplate.TEXT)
-        templates = []
-        for index in range(len(self._turn.choices)):
-            chunk = ChatChunkChoice(index=index, delta=delta)
-            if body.return_token_ids:
-                chunk.token_ids = EventTemplate.IDS
-            templates.append(EventTemplate(replace(envelope, choices=[chunk])))
+    def _templates(self, envelope: ChatCompletionChunk) -> dict[tuple[Field, int], EventTemplate]:
+        """Of the chunk that brings text of one field (and its token ids) and nothing else, for each choice;
+        none where there is more."""
+        body, turn, text = self._body, self._turn, EventTemplate.TEXT
+        if turn.may_call or body.logprobs:
+            return {}
+        deltas: dict[Field, ChatDelta] = {"content": ChatDelta(content=text)}
+        if turn.is_parsed:
+            deltas["reasoning"] = ChatDelta(reasoning_content=text, reasoning=text)
+        templates = {}
+        for index in range(len(turn.choices)):
+            for name, delta in deltas.items():
+                chunk = ChatChunkChoice(index=index, delta=delta)
+                if body.return_token_ids:
+                    chunk.token_ids = EventTemplate.IDS
+                places = 2 if name == "reasoning" else 1
+                templates[name, index] = EventTemplate(replace(envelope, choices=[chunk]), places)
         return templates
 
     def _finished(self, index: int, choice: TurnChoice, collected: _Collected) -> ChatChoice:

@@ -30,27 +30,26 @@ class EventTemplate:
     before TEXT between IDS after        without ids: before TEXT between
     """
 
-    __slots__ = ("_after", "_before", "_between", "_with_ids")
+    __slots__ = ("_after", "_parts", "_with_ids")
 
     TEXT = "\x00text\x00"
     """What stands for the string in the example."""
     IDS: ClassVar[list[int]] = [-(2**53)]
     """What stands for the list; no token has this id."""
 
-    def __init__(self, example: Any) -> None:
-        """`example`: what `msgspec` encodes, with TEXT where the string goes (any other text that a caller
-        can choose stands before it), and behind it IDS where the list goes."""
-        before, text, rest = _encode(example).rpartition(_encode(self.TEXT))
-        if not text:
+    def __init__(self, example: Any, places: int = 1) -> None:
+        """`example`: what `msgspec` encodes, with TEXT where the string goes, in as many `places` (any other
+        text that a caller can choose stands before them), and behind it IDS where the list goes."""
+        parts = (b"data: " + _encode(example) + b"\n\n").rsplit(_encode(self.TEXT), places)
+        if len(parts) <= places:
             raise ValueError("the example does not hold EventTemplate.TEXT")
-        between, ids, after = (rest + b"\n\n").partition(_encode(self.IDS))
-        self._before, self._between, self._after = b"data: " + before, between, after
+        parts[-1], ids, self._after = parts[-1].partition(_encode(self.IDS))
+        self._parts = parts
         self._with_ids = bool(ids)
 
     def event(self, text: str, token_ids: list[int]) -> bytes:
-        if self._with_ids:
-            return self._before + _encode(text) + self._between + _encode(token_ids) + self._after
-        return self._before + _encode(text) + self._between
+        event = _encode(text).join(self._parts)
+        return event + _encode(token_ids) + self._after if self._with_ids else event
 
 
 class Outlet:

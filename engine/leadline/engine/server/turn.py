@@ -18,7 +18,7 @@ import msgspec
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.core.thought import Thought
 from leadline.engine.errors import RequestError
-from leadline.engine.frontend.reasoning import Begins, OutputParser, ReasoningFormat
+from leadline.engine.frontend.reasoning import Begins, Field, OutputParser, ReasoningFormat
 from leadline.engine.frontend.tool_formats import (
     CallParser,
     NamedCallParser,
@@ -199,6 +199,22 @@ class ChatTurn:
     def is_parsed(self) -> bool:
         """Whether the text of deltas goes through a parser."""
         return self._plan.parse or self._thinking is not None
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the output may hold calls of tools."""
+        return self._plan.parse
+
+    def plain_field(self, delta: OutputDelta) -> Field | None:
+        """Return the field to which the text of a delta goes as it is, in the middle of a choice; then `read`
+        need not see the delta. None where it must."""
+        choice = self.choices[delta.index]
+        if choice.parser is None:
+            return "content"
+        field = choice.parser.plain(delta.text)
+        if field == "reasoning":
+            self._count(choice, delta, thinking=True)
+        return field
 
     def run(self, take: Callable[[OutputDelta], bool]) -> AsyncGenerator[OutputDelta, None]:
         """Yield the deltas of all choices. Each is offered to `take` first, and is not yielded where that

@@ -10,12 +10,13 @@ A new format is a `ReasoningParser`, if none fits, and a row in FORMATS.
 """
 
 from leadline.engine.frontend.reasoning.formats import FORMATS, Begins, ReasoningFormat, detect_format
-from leadline.engine.frontend.reasoning.parser import OutputParser, ReasoningParser
+from leadline.engine.frontend.reasoning.parser import Field, OutputParser, ReasoningParser
 from leadline.engine.frontend.reasoning.tokens import ModelReasoning, thought_spec
 
 __all__ = [
     "FORMATS",
     "Begins",
+    "Field",
     "ModelReasoning",
     "OutputParser",
     "ReasoningFormat",

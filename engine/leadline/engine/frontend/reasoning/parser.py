@@ -7,9 +7,13 @@ wrote it, calls included, for the parser of tool calls to read.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from leadline.engine.frontend.tool_formats.parser import CallParser, ParsedText, Steps, partial_suffix
 
-__all__ = ["OutputParser", "ReasoningParser"]
+__all__ = ["Field", "OutputParser", "ReasoningParser"]
+
+Field = Literal["content", "reasoning"]
 
 
 class ReasoningParser(CallParser):
@@ -17,6 +21,11 @@ class ReasoningParser(CallParser):
 
     thinking = False
     """The text read last belongs to a thought or to its tags."""
+
+    def plain(self, text: str) -> Field | None:
+        """Return the field to which `text`, if it came next, would go as it is. The caller then need not push
+        it. None where it must be pushed."""
+        return None
 
     def thought_until(self, *tags: str) -> Steps[str]:
         """Pass reasoning on until one of `tags`, which is read. Returns that tag, or "" at the end of the
@@ -66,6 +75,10 @@ class OutputParser:
     def thinking(self) -> bool:
         """Whether the text read last belongs to a thought or to its tags."""
         return self._reasoning is not None and self._reasoning.thinking
+
+    def plain(self, text: str) -> Field | None:
+        """See `ReasoningParser.plain`."""
+        return None if self._reasoning is None or self._calls is not None else self._reasoning.plain(text)
 
     def push(self, text: str) -> ParsedText:
         """Take in more text; return what became final."""

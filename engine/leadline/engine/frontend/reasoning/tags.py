@@ -9,7 +9,7 @@ that no text can hold (`anywhere`), there may be further thoughts.
 
 from __future__ import annotations
 
-from leadline.engine.frontend.reasoning.parser import ReasoningParser
+from leadline.engine.frontend.reasoning.parser import Field, ReasoningParser
 from leadline.engine.frontend.tool_formats.parser import Steps
 
 __all__ = ["TagParser"]
@@ -29,6 +29,17 @@ class TagParser(ReasoningParser):
         self._label = "" if inside else label
         self._anywhere = anywhere
         self._at_start = not inside
+        self._answering = False
+        """Whatever follows is the answer."""
+
+    def plain(self, text: str) -> Field | None:
+        if self._at < len(self._text):
+            return None
+        if self._answering:
+            return "content"
+        # Blanks at either end of a thought are not part of it.
+        flows = self.thinking and bool(self._out.reasoning) and bool(text) and not text[-1].isspace()
+        return "reasoning" if flows and self._closing[0] not in text else None
 
     def parse(self) -> Steps[None]:
         if self.thinking:
@@ -41,8 +52,12 @@ class TagParser(ReasoningParser):
                 self._open()
             else:
                 self.unread()
-        elif (yield from self.rest_until(*((self._opening,) if self._anywhere else ()))):
-            self._open()
+        elif self._anywhere:
+            if (yield from self.rest_until(self._opening)):
+                self._open()
+        else:
+            self._answering = True
+            yield from self.rest_until()
 
     def _open(self) -> None:
         self._mark = None
