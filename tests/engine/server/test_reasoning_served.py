@@ -60,7 +60,7 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[LiveServer]:
-    with serving(str(folder), "--overlap", "--thinking-budget=40") as live:
+    with serving(str(folder), "--overlap", "--thinking-budget=8", "--cpu-threads=1") as live:
         yield live
 
 
@@ -87,40 +87,40 @@ def joined(chunks: list[dict[str, Any]], field: str) -> str:
 
 
 def test_a_budget_ends_the_thought_and_the_answer_follows(server: LiveServer, tokenizer: Tokenizer) -> None:
-    answer = ask(server, **THINKS, thinking_budget=12, max_tokens=40, return_token_ids=True)
+    answer = ask(server, **THINKS, thinking_budget=5, max_tokens=12, return_token_ids=True)
     choice, usage = answer["choices"][0], answer["usage"]
     message, ids = choice["message"], choice["token_ids"]
     assert message["reasoning"]
     assert message["reasoning_content"] == message["reasoning"]
     assert message["content"]
     assert "think>" not in message["content"] + message["reasoning"]
-    assert ids[12:14] == tokenizer.encode("\n</think>", False)
-    assert usage["completion_tokens_details"] == {"reasoning_tokens": 14}, "12, a newline and the tag"
-    default = ask(server, **THINKS, max_tokens=60)["usage"]["completion_tokens_details"]
-    assert default == {"reasoning_tokens": 42}, "the server's own budget"
+    assert ids[5:7] == tokenizer.encode("\n</think>", False)
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 7}, "5, a newline and the tag"
+    default = ask(server, **THINKS, max_tokens=11)["usage"]["completion_tokens_details"]
+    assert default == {"reasoning_tokens": 10}, "the server's own budget"
 
 
 def test_a_thought_that_max_tokens_cuts_is_a_thought(server: LiveServer) -> None:
-    choice = ask(server, **THINKS, max_tokens=8)["choices"][0]
+    choice = ask(server, **THINKS, max_tokens=4)["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["content"] is None
     assert choice["message"]["reasoning"]
 
 
 def test_a_stream_brings_the_same_thought_and_answer_and_no_tags(server: LiveServer) -> None:
-    wanted = {**THINKS, "thinking_budget": 10, "max_tokens": 30}
+    wanted = {**THINKS, "thinking_budget": 7, "max_tokens": 14}
     message = ask(server, **wanted)["choices"][0]["message"]
     chunks = stream(server, **wanted, stream_options={"include_usage": True})
     assert joined(chunks, "reasoning") == joined(chunks, "reasoning_content") == message["reasoning"]
     assert joined(chunks, "content") == message["content"]
-    assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 12}
+    assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 9}
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
-    assert sum("reasoning" in delta for delta in deltas) > 3, "piece by piece"
+    assert sum("reasoning" in delta for delta in deltas) > 2, "piece by piece"
 
 
 def test_an_answer_without_a_thought_has_none(server: LiveServer) -> None:
-    off = {"chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 8}
-    for body in (off, {"reasoning_effort": "none", "max_tokens": 8}):
+    off = {"chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 2}
+    for body in (off, {"reasoning_effort": "none", "max_tokens": 2}):
         answer = ask(server, **body)
         assert "reasoning" not in answer["choices"][0]["message"]
         assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
@@ -128,13 +128,13 @@ def test_an_answer_without_a_thought_has_none(server: LiveServer) -> None:
 
 
 def test_an_effort_switches_thinking_on(server: LiveServer) -> None:
-    answer = ask(server, reasoning_effort="high", logit_bias={"2": -100}, max_tokens=50)
-    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 42
+    answer = ask(server, reasoning_effort="high", logit_bias={"2": -100}, max_tokens=11)
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 10
 
 
 @pytest.mark.parametrize("stops_thinking", [True, False])
 def test_structured_output_begins_behind_the_thought(server: LiveServer, stops_thinking: bool) -> None:
-    body = {**THINKS, "thinking_budget": 9 if stops_thinking else -1, "max_tokens": 40}
+    body = {**THINKS, "thinking_budget": 5 if stops_thinking else -1, "max_tokens": 14}
     message = ask(server, **body, response_format=PICK)["choices"][0]["message"]
     if stops_thinking:
         assert message["reasoning"]
@@ -156,16 +156,16 @@ def test_where_the_model_may_open_its_thought_the_grammar_lets_it(
     answer = ask(
         server,
         logit_bias={str(opening): 100, "2": -100},
-        thinking_budget=5,
+        thinking_budget=3,
         response_format=PICK,
         max_tokens=30,
     )
-    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1 + 5 + 2}
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1 + 3 + 2}
     assert json.loads(answer["choices"][0]["message"]["content"]) in ("red", "green")
 
 
 def test_a_required_call_comes_behind_the_thought(server: LiveServer) -> None:
-    body = {**THINKS, "thinking_budget": 6, "max_tokens": 60, "tools": TOOLS, "tool_choice": "required"}
+    body = {**THINKS, "thinking_budget": 3, "max_tokens": 40, "tools": TOOLS, "tool_choice": "required"}
     choice = ask(server, **body)["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["reasoning"]
@@ -176,11 +176,11 @@ def test_a_required_call_comes_behind_the_thought(server: LiveServer) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-@pytest.mark.parametrize("resumed", [3, 8, 9, 12])
+@pytest.mark.parametrize("resumed", [3, 5, 6, 9])
 def test_a_resumed_answer_goes_on_where_it_was(server: LiveServer, resumed: int) -> None:
     """Within the thought, between the forced tokens, and within the answer: also its grammar goes on."""
-    regex = "(red|green), (red|green), (red|green)"
-    body = {**THINKS, "thinking_budget": 8, "max_tokens": 40, "seed": 5, "temperature": 1.0, "regex": regex}
+    regex = "(red|green), (red|green)"
+    body = {**THINKS, "thinking_budget": 5, "max_tokens": 24, "seed": 5, "temperature": 1.0, "regex": regex}
     whole = ask(server, **body, return_token_ids=True)
     ids = whole["choices"][0]["token_ids"]
     rest = ask(server, **body, return_token_ids=True, resume_token_ids=ids[:resumed])
@@ -203,13 +203,3 @@ def test_the_thoughts_of_earlier_turns_reach_the_template(server: LiveServer) ->
 
     plain = tokens()
     assert tokens(reasoning="They greet me") == tokens(reasoning_content="They greet me") > plain + 3
-
-
-def test_thoughts_overlap_and_speculate_without_changing_a_token(folder: Path) -> None:
-    """The same answers from a server that drafts, reads each step before the next, and preempts."""
-    body = {**THINKS, "thinking_budget": 12, "max_tokens": 40, "return_token_ids": True}
-    with serving(str(folder), "--no-overlap", "--speculative-ngram=3") as other:
-        answers = [ask(other, **body, **more) for more in ({}, {"regex": "(red|green)"})]
-    with serving(str(folder), "--overlap") as one:
-        for answer, more in zip(answers, ({}, {"regex": "(red|green)"}), strict=True):
-            assert ask(one, **body, **more)["choices"] == answer["choices"]

@@ -1,4 +1,4 @@
-"""How a chat template is told of an effort, and of the thoughts of earlier turns."""
+"""How a chat template learns of an effort, and of the thoughts of earlier turns."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _EFFORT_BUDGETS = {"none": 0, "minimal": 512, "low": 2048, "medium": 8192}
-"""Tokens of a thought, for models whose template is not told of an effort."""
+"""Tokens of a thought, for models whose template reads no effort."""
 
 _COPIED = (
     "temperature",
@@ -62,8 +62,8 @@ def chat_sampling(request: ChatCompletionRequest, structured: StructuredSpec | N
 
 
 def thinking_budget(request: ChatCompletionRequest, engine: AsyncEngine) -> int | None:
-    """Tokens that a thought may have: the request's own limit; else that of its effort, where the template is
-    not told of the effort itself, within the server's default. None: any number."""
+    """Tokens that a thought may have: the request's own limit; else that of its effort, where the template
+    does not read the effort itself, within the server's default. None: any number."""
     if request.thinking_budget is not None:
         return None if request.thinking_budget < 0 else request.thinking_budget
     effort, default = request.reasoning_effort, engine.config.thinking_budget

@@ -16,9 +16,8 @@ from hashlib import blake2b
 import msgspec
 
 from leadline.engine.async_engine import AsyncEngine
-from leadline.engine.core.thought import Thought
 from leadline.engine.errors import RequestError
-from leadline.engine.frontend.reasoning import Begins, Field, OutputParser, ReasoningFormat
+from leadline.engine.frontend.reasoning import Begins, Field, OutputParser, ReasoningFormat, Thought
 from leadline.engine.frontend.tool_formats import (
     CallParser,
     NamedCallParser,
@@ -70,6 +69,7 @@ class TurnChoice:
     def is_thinking(self) -> bool:
         """Whether the text parsed last is of a thought."""
         return self.parser is not None and self.parser.thinking
+
     calls: list[ParsedCall] = field(default_factory=list)
     """All calls so far, those of an earlier attempt included."""
     last: OutputDelta | None = None

@@ -1,4 +1,4 @@
-"""A request's `reasoning_effort` → the variables by which a chat template is told of it.
+"""A request's `reasoning_effort` → the variables by which a chat template learns of it.
 
 enable_thinking    Qwen3, GLM, SmolLM3, Gemma 4: a switch
 thinking           DeepSeek V3.1, Granite: a switch by another name
