@@ -252,8 +252,15 @@ def test_other_fields_reach_the_chat() -> None:
     assert (chat.top_p, chat.logprobs, chat.top_logprobs) == (0.9, True, 2)
     assert (chat.parallel_tool_calls, chat.user, chat.seed) == (False, "me", 3)
     assert (chat.stop, chat.cache_salt, chat.deadline) == ("x", "s", 2.0)
+    assert chat.reasoning_effort is None
     assert body.session == "dialogue"
     assert body.not_honoured == ["truncation"]
+
+
+def test_effort_and_budget_reach_the_chat() -> None:
+    chat = request(reasoning={"effort": "low"}, thinking_budget=9).chat()
+    assert (chat.reasoning_effort, chat.thinking_budget) == ("low", 9)
+    assert request(reasoning={"effort": "max"}).chat().reasoning_effort == "xhigh"
 
 
 def test_refusals_of_the_chat_name_the_fields_of_the_request() -> None:

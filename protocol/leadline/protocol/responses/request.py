@@ -92,8 +92,14 @@ _COPIED = (
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "seed", "top_k", "min_p", "deadline"),
     *("queue_timeout", "priority_class", "cache_salt", "stop", "stop_token_ids", "logit_bias", "regex"),
     *("grammar", "min_tokens", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "chat_template_kwargs"),
-    *("resume_token_ids", "return_token_ids"),
+    *(
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "chat_template_kwargs",
+        "thinking_budget",
+    ),
+    *("resume_token_ids", "return_token_ids", "thinking_budget"),
 )
 """Fields that a chat has too, with the same meaning."""
 _REFUSED = {
@@ -163,6 +169,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     regex: str | None = None
     grammar: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_budget: Annotated[int, Meta(ge=-1)] | None = None
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     priority_class: PriorityClass | None = None
     queue_timeout: Annotated[float, Meta(ge=0)] | None = None
@@ -218,8 +225,10 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         copied = {field: value for field in _COPIED if (value := getattr(self, field)) is not None}
         if self.wants_logprobs:
             copied["logprobs"], copied["top_logprobs"] = True, self.top_logprobs or 0
+        effort = self.reasoning.effort if self.reasoning is not None else None
         return ChatCompletionRequest(
             messages=self._messages(),
+            reasoning_effort="xhigh" if effort == "max" else effort,
             max_completion_tokens=self.max_output_tokens,
             tools=self._tools(),
             tool_choice=choice,
