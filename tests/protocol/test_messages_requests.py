@@ -239,7 +239,9 @@ def test_thinking_and_effort_reach_the_template() -> None:
     thinks = {"enable_thinking": True, "thinking": True}
     assert chat(thinking={"type": "enabled", "budget_tokens": 2048}).chat_template_kwargs == thinks
     assert chat(thinking={"type": "adaptive"}).chat_template_kwargs == thinks
+    assert chat(thinking={"type": "enabled", "budget_tokens": 2048}).thinking_budget == 2048
     off = chat(thinking={"type": "disabled"}, chat_template_kwargs={"thinking": None})
+    assert off.reasoning_effort == "none"
     assert off.chat_template_kwargs == {"enable_thinking": False, "thinking": None}
     for effort, wanted in (("low", "low"), ("max", "high")):
         assert chat(output_config={"effort": effort}).chat_template_kwargs == {"reasoning_effort": wanted}

@@ -86,7 +86,11 @@ def in_words_of_messages(error: RequestError) -> RequestError:
         # By these words Anthropic's clients know that they must shorten the conversation.
         error.message = f"prompt is too long: {error.message}"
         error.args = (error.message,)
-    renamed = {"response_format": "output_config.format", "stop": "stop_sequences"}
+    renamed = {
+        "response_format": "output_config.format",
+        "stop": "stop_sequences",
+        "thinking_budget": "thinking.budget_tokens",
+    }
     return _renamed(error, renamed.get(error.param or ""))
 
 

@@ -64,15 +64,14 @@ class TurnChoice:
     thought: Thought | None = None
     """Counts the tokens of thoughts, where tags are tokens."""
     reasoning_tokens: int = 0
+    calls: list[ParsedCall] = field(default_factory=list)
+    """All calls so far, those of an earlier attempt included."""
+    last: OutputDelta | None = None
 
     @property
     def is_thinking(self) -> bool:
         """Whether the text parsed last is of a thought."""
         return self.parser is not None and self.parser.thinking
-
-    calls: list[ParsedCall] = field(default_factory=list)
-    """All calls so far, those of an earlier attempt included."""
-    last: OutputDelta | None = None
 
 
 @dataclass(slots=True)

@@ -176,6 +176,10 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
             chat_template_kwargs=self._template_kwargs() or None,
         )
         chat.__dict__["skipped_tools"] = tuple(skipped)
+        if isinstance(self.thinking, ThinkingEnabled):
+            chat.thinking_budget = self.thinking.budget_tokens
+        elif isinstance(self.thinking, ThinkingDisabled):
+            chat.reasoning_effort = "none"
         if conversation.continues:
             chat.continue_final_message = True
         if getattr(self.tool_choice, "disable_parallel_tool_use", None):
