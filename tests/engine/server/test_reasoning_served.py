@@ -164,8 +164,9 @@ def test_where_the_model_may_open_its_thought_the_grammar_lets_it(
     assert json.loads(answer["choices"][0]["message"]["content"]) in ("red", "green")
 
 
-def test_a_required_call_comes_behind_the_thought(server: LiveServer) -> None:
-    body = {**THINKS, "thinking_budget": 3, "max_tokens": 40, "tools": TOOLS, "tool_choice": "required"}
+def test_a_forced_call_comes_behind_the_thought(server: LiveServer) -> None:
+    choice_of_tool = {"type": "function", "function": {"name": "add"}}
+    body = {**THINKS, "thinking_budget": 3, "max_tokens": 40, "tools": TOOLS, "tool_choice": choice_of_tool}
     choice = ask(server, **body)["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["reasoning"]
@@ -203,3 +204,21 @@ def test_the_thoughts_of_earlier_turns_reach_the_template(server: LiveServer) ->
 
     plain = tokens()
     assert tokens(reasoning="They greet me") == tokens(reasoning_content="They greet me") > plain + 3
+
+
+def test_responses_and_messages_give_the_thought_as_an_item_and_a_block(server: LiveServer) -> None:
+    extra = {**THINKS, "temperature": 0, "thinking_budget": 4}
+    response = server.post("/v1/responses", input="Name a color.", max_output_tokens=10, **extra).json()
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+    assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 6}
+    message = server.post(
+        "/v1/messages",
+        model="thinks",
+        messages=[{"role": "user", "content": "Name a color."}],
+        max_tokens=10,
+        logit_bias={"2": -100},
+        temperature=0,
+        thinking={"type": "enabled", "budget_tokens": 4},
+    ).json()
+    assert [block["type"] for block in message["content"]] == ["thinking", "text"]
+    assert message["content"][0]["thinking"] == response["output"][0]["content"][0]["text"]

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import Request
+from msgspec import UnsetType
 from starlette.responses import Response
 
 from leadline.engine.async_engine import AsyncEngine
@@ -214,12 +215,14 @@ def _headers(body: ResponsesRequest, turn: ChatTurn) -> dict[str, str]:
 
 
 def _usage(usage: Usage) -> ResponseUsage:
-    details = usage.prompt_tokens_details
+    details, thoughts = usage.prompt_tokens_details, usage.completion_tokens_details
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(cached_tokens=details.cached_tokens if details else 0),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(),
+        output_tokens_details=OutputTokensDetails(
+            reasoning_tokens=0 if isinstance(thoughts, UnsetType) else thoughts.reasoning_tokens
+        ),
         total_tokens=usage.total_tokens,
     )
 
