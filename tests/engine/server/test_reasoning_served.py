@@ -28,7 +28,12 @@ TOOLS = [
         "type": "function",
         "function": {
             "name": "add",
-            "parameters": {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"enum": [1, 2]}},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
         },
     }
 ]
@@ -166,7 +171,7 @@ def test_where_the_model_may_open_its_thought_the_grammar_lets_it(
 
 def test_a_forced_call_comes_behind_the_thought(server: LiveServer) -> None:
     choice_of_tool = {"type": "function", "function": {"name": "add"}}
-    body = {**THINKS, "thinking_budget": 3, "max_tokens": 40, "tools": TOOLS, "tool_choice": choice_of_tool}
+    body = {**THINKS, "thinking_budget": 3, "max_tokens": 120, "tools": TOOLS, "tool_choice": choice_of_tool}
     choice = ask(server, **body)["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["reasoning"]

@@ -137,7 +137,9 @@ async def prepare_turn(
     sampling = engine.builder.sampling_params(given)
     check_sequences(1, sampling.n, engine.config)
     (prompt,) = await prompts_of(body, engine)
-    thinking = _thinking(body, engine, prompt.content, structured=sampling.structured is not None)
+    structured = sampling.structured is not None
+    in_text = structured and plan.is_free and sampling.structured.param == "tools"
+    thinking = _thinking(body, engine, prompt.content, structured=structured, in_text=in_text)
     try:
         request = await engine.prepare(
             prompt.content,
@@ -329,9 +331,18 @@ class _Thinking:
 
 
 def _thinking(
-    body: ChatCompletionRequest, engine: AsyncEngine, prompt: str | list[int], *, structured: bool
+    body: ChatCompletionRequest,
+    engine: AsyncEngine,
+    prompt: str | list[int],
+    *,
+    structured: bool,
+    in_text: bool,
 ) -> _Thinking | None:
-    """None where the output is all answer. Raises RequestError."""
+    """None where the output is all answer. Raises RequestError.
+
+    `structured`: a grammar constrains the output. `in_text`: it leaves text free until a call begins, and
+    knows the messages of models that write messages.
+    """
     reasoning = engine.reasoning
     if reasoning is None or not isinstance(prompt, str):
         return None
@@ -346,9 +357,11 @@ def _thinking(
                 "one has several; use max_tokens",
                 param="thinking_budget",
             )
-        if structured:
+        if structured and not in_text:
             return None  # for the same reason the grammar holds from the first token on
     follows = spec is not None and (structured or budget is not None)
+    if in_text and reasoning.form.answers:
+        follows = False
     return _Thinking(reasoning.form, begins, spec, spec if follows else None)
 
 

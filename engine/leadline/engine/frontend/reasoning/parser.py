@@ -57,7 +57,9 @@ class ReasoningParser(CallParser):
         found = min(((at, tag) for tag in tags if (at := self._text.find(tag, self._at)) >= 0), default=None)
         if found is not None:
             return found[1], found[0]
-        held = 0 if self.ended else max((partial_suffix(self._text, tag, self._at) for tag in tags), default=0)
+        if self.ended:
+            return "", len(self._text)
+        held = max((partial_suffix(self._text, tag, self._at) for tag in tags), default=0)
         return "", len(self._text) - held
 
 
