@@ -35,12 +35,11 @@ from typing import Any
 
 import psutil
 
-from leadline.operator.kube.api import ApiClient
+from leadline.operator.kube.api import KubeApi, load_configuration
 from leadline.operator.kube.kinds import BY_KIND, SERVICE
 from leadline.operator.planning.observed import Observed
 from leadline.operator.planning.plan import plan
 from leadline.operator.settings import OperatorSettings
-from leadline.operator.shell import kopf_settings, login
 from record import record
 
 
@@ -160,9 +159,7 @@ def _until_quiet(port: int) -> None:
 
 async def _floor(namespace: str, args: argparse.Namespace) -> dict[str, float]:
     """Time until the same children are there and all pods ready, when somebody applies them all at once."""
-    info = login(settings=kopf_settings())
-    assert info is not None
-    api = ApiClient(info)
+    api = KubeApi(await load_configuration())
     try:
         services = []
         for number in range(args.services):
@@ -214,9 +211,7 @@ def _service(name: str, replicas: int) -> dict[str, Any]:
 
 async def _create(namespace: str, items: list[dict[str, Any]]) -> None:
     """Faster than kubectl, which sends one after the other."""
-    info = login(settings=kopf_settings())
-    assert info is not None
-    api = ApiClient(info)
+    api = KubeApi(await load_configuration())
     try:
         for item in items:
             item["metadata"]["namespace"] = namespace

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import kopf
 import pytest
 from aiohttp import web
+from kubernetes.aio.client import Configuration
 from operator_builders import condition, deployment, plan_of, pod, service, unschedulable, waiting
 
-from leadline.operator.kube.api import ApiClient
+from leadline.operator.kube.api import KubeApi
 from leadline.operator.kube.kinds import BY_KIND, POD, SERVICE
 from leadline.operator.kube.store import Store
 from leadline.operator.names import SERVICE_LABEL
@@ -70,7 +70,7 @@ async def watching(*pods: dict[str, Any]) -> AsyncIterator[tuple[Events, Store, 
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    api = ApiClient(kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}"))
+    api = KubeApi(Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}"))
     store.put(SERVICE, service())
     for one in pods:
         store.put(POD, one)

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-import kopf
 from aiohttp import web
+from kubernetes.aio.client import Configuration
 
-from leadline.operator.kube.api import ApiClient
+from leadline.operator.kube.api import KubeApi
 from leadline.operator.kube.leader import LeaderElection
 
 OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "op", "uid": "uid-d"}}
@@ -36,13 +36,13 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def server() -> AsyncIterator[tuple[Server, ApiClient]]:
+async def server() -> AsyncIterator[tuple[Server, KubeApi]]:
     made, app = Server(), web.Application()
     app.router.add_route("*", "/{path:.*}", made.answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    api = ApiClient(kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}"))
+    api = KubeApi(Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}"))
     try:
         yield made, api
     finally:
@@ -50,7 +50,7 @@ async def server() -> AsyncIterator[tuple[Server, ApiClient]]:
         await runner.cleanup()
 
 
-def election(api: ApiClient, owner: dict[str, Any] | None = OWNER, duration: float = 600) -> LeaderElection:
+def election(api: KubeApi, owner: dict[str, Any] | None = OWNER, duration: float = 600) -> LeaderElection:
     return LeaderElection(api, "system", "op", "me", duration, owner)
 
 

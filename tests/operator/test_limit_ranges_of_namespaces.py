@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import kopf
 import pytest
 from aiohttp import web
+from kubernetes.aio.client import Configuration
 
-from leadline.operator.kube.api import ApiClient, ApiError
+from leadline.operator.kube.api import ApiError, KubeApi
 from leadline.operator.kube.limit_ranges import LimitRanges
 
 RANGES = [
@@ -40,7 +40,7 @@ async def test_the_resources_that_it_gives_are_those_of_containers(
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    api = ApiClient(kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}"))
+    api = KubeApi(Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}"))
     ranges = LimitRanges(api)
     try:
         if found is None:

@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-import kopf
 import pytest
 from aiohttp import web
+from kubernetes.aio.client import Configuration
 from operator_builders import SETTINGS, service
 
 from leadline.operator.autoscaling.ranking import Ranker
-from leadline.operator.kube.api import ApiClient, ApiError, NamespaceTerminating
+from leadline.operator.kube.api import ApiError, KubeApi, NamespaceTerminating
 from leadline.operator.kube.kinds import EVENT, SERVICE
 from leadline.operator.kube.store import Store
 from leadline.operator.probes.pod_probe import PodProbe
@@ -47,13 +47,13 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def server() -> AsyncIterator[tuple[Server, ApiClient, Reconciler, Store]]:
+async def server() -> AsyncIterator[tuple[Server, KubeApi, Reconciler, Store]]:
     made, app = Server(), web.Application()
     app.router.add_route("*", "/{path:.*}", made.answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    api = ApiClient(kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}"))
+    api = KubeApi(Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}"))
     store, probe = Store(), PodProbe()
     try:
         yield made, api, Reconciler(api, store, SETTINGS, lambda pods: {}, Ranker(api, probe)), store

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-import kopf
 import pytest
 from aiohttp import web
+from kubernetes.aio.client import Configuration
 from operator_builders import SETTINGS, deployment, plan_of, pod, service, wanted
 
 from leadline.operator.autoscaling import gateways
@@ -17,7 +17,7 @@ from leadline.operator.autoscaling.gateways import Gateways
 from leadline.operator.autoscaling.ranking import Ranker
 from leadline.operator.autoscaling.service_scaler import ServiceScaler
 from leadline.operator.autoscaling.usage import DELETION_COST, PodUse, deletion_costs, parse_use
-from leadline.operator.kube.api import ApiClient
+from leadline.operator.kube.api import KubeApi
 from leadline.operator.kube.kinds import POD, SERVICE, Kind
 from leadline.operator.kube.store import Store
 from leadline.operator.names import SERVICE_LABEL
@@ -94,7 +94,7 @@ class Machine:
 
 
 @contextlib.asynccontextmanager
-async def machine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Machine, ApiClient, PodProbe]]:
+async def machine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Machine, KubeApi, PodProbe]]:
     made, app = Machine(), web.Application()
     app.router.add_get("/metrics", made.tell)
     app.router.add_get("/api/v1/namespaces/{namespace}/pods", made.list)
@@ -108,7 +108,7 @@ async def machine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Machin
         monkeypatch.setattr(module, name, port)
     # `metrics` has the port as its default.
     monkeypatch.setattr(PodProbe.metrics, "__defaults__", (port,))
-    api, probe = ApiClient(kopf.ConnectionInfo(server=f"http://127.0.0.1:{port}")), PodProbe()
+    api, probe = KubeApi(Configuration(host=f"http://127.0.0.1:{port}")), PodProbe()
     try:
         yield made, api, probe
     finally:
@@ -214,7 +214,7 @@ async def test_autoscaling_steps_aside_for_as_long_as_there_is_an_hpa(
     listed, acted, aside = SCALERS[case]
     async with machine(monkeypatch) as (server, api, probe):
         server.hpas = listed
-        store, scales = Store(), ScaleServer(kopf.ConnectionInfo(server=api._server))
+        store, scales = Store(), ScaleServer(Configuration(host=api._client.configuration.host))
         store.put(SERVICE, autoscaled(managedFields=[HPA] if acted else []))
         scales.scaled = []
         server.pods, server.metrics = [serving("gw", "127.0.0.1")], {"127.0.0.1": BUSY}
@@ -239,7 +239,7 @@ async def test_autoscaling_steps_aside_for_as_long_as_there_is_an_hpa(
 BUSY = COUNT.replace(" 3.0", " 90.0")
 
 
-class ScaleServer(ApiClient):
+class ScaleServer(KubeApi):
     """Notes what is scaled; lists are the machine's."""
 
     scaled: list[int]
@@ -293,7 +293,7 @@ ROUNDS: dict[str, tuple[dict[str, Any], str | None, str | None, list[int]]] = {
 async def test_one_round_of_the_autoscaler(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     item, gateway, engine, scaled = ROUNDS[case]
     async with machine(monkeypatch) as (server, api, probe):
-        store, scales = Store(), ScaleServer(kopf.ConnectionInfo(server=api._server))
+        store, scales = Store(), ScaleServer(Configuration(host=api._client.configuration.host))
         scales.scaled = []
         store.put(SERVICE, item)
         pods = [serving("e1", "127.0.0.2"), serving("e2", "127.0.0.3")]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import kopf
+from kubernetes.aio.client import Configuration
 
-from leadline.operator.kube.api import ApiClient
+from leadline.operator.kube.api import KubeApi
 from leadline.operator.kube.leader import LeaderElection
 
 
@@ -23,7 +23,7 @@ class Lines(logging.Handler):
 async def test_an_api_server_that_takes_requests_and_is_silent_is_a_timeout_in_the_log() -> None:
     silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
-    api = ApiClient(kopf.ConnectionInfo(server=f"http://127.0.0.1:{port}"))
+    api = KubeApi(Configuration(host=f"http://127.0.0.1:{port}"))
     lines, log = Lines(), logging.getLogger("leadline.operator.kube.leader")
     log.addHandler(lines)
     election = asyncio.create_task(LeaderElection(api, "system", "lease", "me", 0.3).run())

@@ -20,11 +20,12 @@ from typing import Any
 import aiohttp
 import kopf
 from aiohttp import web
+from kubernetes.aio.config import ConfigException
 from prometheus_client import generate_latest
 
 from leadline.operator.autoscaling.ranking import Ranker
 from leadline.operator.autoscaling.service_scaler import ServiceScaler
-from leadline.operator.kube.api import ApiClient, ApiError, NotFound
+from leadline.operator.kube.api import ApiError, KubeApi, NotFound, load_configuration
 from leadline.operator.kube.kinds import BY_KIND, CHILDREN, POD, SERVICE, Kind
 from leadline.operator.kube.leader import LeaderElection
 from leadline.operator.kube.queue import WorkQueue
@@ -39,7 +40,7 @@ from leadline.operator.probes.start_progress import StartProgress
 from leadline.operator.reconcile import Outcome, Reconciler
 from leadline.operator.redis_users import RedisUsers
 from leadline.operator.settings import OperatorSettings
-from leadline.operator.shell import kopf_settings, login, watching_registry
+from leadline.operator.shell import kopf_settings, watching_registry
 from leadline.protocol.isvc import ConditionType
 
 __all__ = ["Operator", "run"]
@@ -81,10 +82,11 @@ class Operator:
 
     async def run(self) -> None:
         """Raises OperatorFailure when the API server cannot be used at all. Ends when a signal comes."""
-        info = login(settings=self._kopf)
-        if info is None:
-            raise OperatorFailure("no service account and no kubeconfig: set KUBECONFIG")
-        api, probe = ApiClient(info, self.metrics.wrote), PodProbe()
+        try:
+            configuration = await load_configuration()
+        except ConfigException as error:
+            raise OperatorFailure(f"no service account and no usable kubeconfig: {error}") from None
+        api, probe = KubeApi(configuration, self.metrics.wrote), PodProbe()
         tasks: list[asyncio.Task[None]] = []
         try:
             server = await self._serve()
@@ -150,7 +152,7 @@ class Operator:
         for one in (key, *self._name_index.change(key, ours)):
             self.queue.add(one)
 
-    async def _first_sync(self, api: ApiClient) -> None:
+    async def _first_sync(self, api: KubeApi) -> None:
         delay = 0.5
         while True:
             try:
@@ -171,7 +173,7 @@ class Operator:
             await asyncio.sleep(delay)
             delay = min(delay * 2, 10.0)
 
-    async def _resync_for_ever(self, api: ApiClient) -> None:
+    async def _resync_for_ever(self, api: KubeApi) -> None:
         while True:
             await asyncio.sleep(self.settings.resync_seconds)
             try:
@@ -182,7 +184,7 @@ class Operator:
             for key in self.store.services():
                 self.queue.add(key)
 
-    async def _resync(self, api: ApiClient) -> None:
+    async def _resync(self, api: KubeApi) -> None:
         for kind in (SERVICE, *CHILDREN, POD):
             selector = "" if kind == SERVICE else MANAGED_SELECTOR
             for namespace in self.settings.namespaces or ("",):
@@ -195,7 +197,7 @@ class Operator:
 
     # -- acting ----------------------------------------------------------------------------------------------
 
-    async def _lead(self, api: ApiClient, reconciler: Reconciler, beside: tuple[_Beside, ...]) -> None:
+    async def _lead(self, api: KubeApi, reconciler: Reconciler, beside: tuple[_Beside, ...]) -> None:
         if not self.settings.leader_elect:
             await self._act(reconciler, beside)
             return
@@ -234,7 +236,7 @@ class Operator:
             if task is not None and task.done() and not task.cancelled():
                 task.result()
 
-    async def _own_deployment(self, api: ApiClient) -> dict[str, Any] | None:
+    async def _own_deployment(self, api: KubeApi) -> dict[str, Any] | None:
         """The Deployment that has the Lease's name, as the chart's has; None: there is none to be seen."""
         try:
             return await api.find(

@@ -18,7 +18,7 @@ from typing import Any
 
 from leadline.operator.autoscaling.hpas import Hpas
 from leadline.operator.autoscaling.ranking import Ranker
-from leadline.operator.kube.api import ApiClient, ApiError, Conflict, NamespaceTerminating, NotFound
+from leadline.operator.kube.api import ApiError, Conflict, KubeApi, NamespaceTerminating, NotFound
 from leadline.operator.kube.drift import AppliedFields
 from leadline.operator.kube.kinds import BY_KIND, EVENT, SERVICE
 from leadline.operator.kube.limit_ranges import LimitRanges
@@ -75,7 +75,7 @@ class _Refusal:
 class Reconciler:
     def __init__(
         self,
-        api: ApiClient,
+        api: KubeApi,
         store: Store,
         settings: OperatorSettings,
         reports: Callable[[list[Object]], dict[str, StartReport]],

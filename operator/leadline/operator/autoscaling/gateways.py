@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from leadline.operator.autoscaling.demand import GatewayView, parse_gateway
-from leadline.operator.kube.api import ApiClient, ApiError
+from leadline.operator.kube.api import ApiError, KubeApi
 from leadline.operator.kube.kinds import POD
 from leadline.operator.planning.diagnosis import is_ready
 from leadline.operator.probes.pod_probe import PodProbe
@@ -30,7 +30,7 @@ _PORT_NAMES = ("metrics", "http")
 
 
 class Gateways:
-    def __init__(self, api: ApiClient, settings: OperatorSettings, probe: PodProbe) -> None:
+    def __init__(self, api: KubeApi, settings: OperatorSettings, probe: PodProbe) -> None:
         self._api, self._settings, self._probe = api, settings, probe
         self._refused = ""
 

@@ -10,7 +10,7 @@ import logging
 
 import aiohttp
 
-from leadline.operator.kube.api import ApiClient, ApiError
+from leadline.operator.kube.api import ApiError, KubeApi
 from leadline.operator.kube.kinds import Kind
 from leadline.operator.planning.observed import Target
 
@@ -22,7 +22,7 @@ HPA = Kind("HorizontalPodAutoscaler", "autoscaling/v2", "horizontalpodautoscaler
 
 
 class Hpas:
-    def __init__(self, api: ApiClient) -> None:
+    def __init__(self, api: KubeApi) -> None:
         self._api = api
         self._refused = ""
 

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from leadline.operator.autoscaling.usage import DELETION_COST, PodUse, deletion_costs, parse_use
-from leadline.operator.kube.api import ApiClient, ApiError
+from leadline.operator.kube.api import ApiError, KubeApi
 from leadline.operator.kube.kinds import POD
 from leadline.operator.planning.diagnosis import is_ready
 from leadline.operator.planning.observed import active_pods
@@ -27,7 +27,7 @@ Object = dict[str, Any]
 
 
 class Ranker:
-    def __init__(self, api: ApiClient, probe: PodProbe) -> None:
+    def __init__(self, api: KubeApi, probe: PodProbe) -> None:
         self._api, self._probe = api, probe
 
     async def before(

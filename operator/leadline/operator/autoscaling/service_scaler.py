@@ -27,7 +27,7 @@ from leadline.operator.autoscaling.demand import (
 )
 from leadline.operator.autoscaling.gateways import Gateways
 from leadline.operator.autoscaling.hpas import Hpas
-from leadline.operator.kube.api import ApiClient, ApiError
+from leadline.operator.kube.api import ApiError, KubeApi
 from leadline.operator.kube.kinds import SERVICE
 from leadline.operator.kube.store import Key, Store
 from leadline.operator.kube.terminating_namespaces import TerminatingNamespaces
@@ -67,7 +67,7 @@ def _decision(before: int, after: int, demand: Demand | None, limits: Autoscalin
 class ServiceScaler:
     def __init__(
         self,
-        api: ApiClient,
+        api: KubeApi,
         store: Store,
         settings: OperatorSettings,
         probe: PodProbe,

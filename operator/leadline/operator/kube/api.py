@@ -1,41 +1,41 @@
-"""Requests to the API server: get, list, server-side apply, delete, create, replace.
+"""Requests to the API server, by the dynamic client of `kubernetes.aio`.
 
-kopf watches, but is no client; this is. Credentials come from kopf's `ConnectionInfo`. A
-service account's token is read anew for every request, since the kubelet renews the file. Every write is
-counted.
+`KubeApi` adds what the operator needs on top of the library: pages, one timeout, server-side apply with our
+field manager, a count of writes, and errors with the API server's own message. The kinds are known, so the
+library's discovery requests, and the rights for them, are not needed.
 """
 
 from __future__ import annotations
 
-import base64
+import functools
 import json
-import ssl
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
-import kopf
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client.exceptions import ApiException
+from kubernetes.aio.dynamic import DynamicClient, Resource, Subresource
 
 from leadline.operator.kube.kinds import Kind
 from leadline.protocol.isvc import FIELD_MANAGER
 
-__all__ = ["ApiClient", "ApiError", "Conflict", "NamespaceTerminating", "NotFound"]
+__all__ = ["ApiError", "Conflict", "KubeApi", "NamespaceTerminating", "NotFound", "load_configuration"]
 
 Object = dict[str, Any]
 
-_TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 AUTOSCALER_MANAGER = "leadline-autoscaler"
-_LOOKING_MANAGER = "leadline-looks"
-_REFUSALS_BY_500 = ("failed to create typed patch object", "Internal error occurred: failed calling webhook")
-"""Beginnings of what the API server answers with 500 for an object that does not fit its kind's schema, and
-where an admission webhook that must be asked is not there: an apply again at once would be told the same."""
+_DRY_RUN_MANAGER = "leadline-dry-run"
+_PERMANENT_500 = ("failed to create typed patch object", "Internal error occurred: failed calling webhook")
+"""Beginnings of the messages with which the API server answers 500 for an object that does not fit its kind's
+schema, or when a required admission webhook is not available: an immediate retry gets the same answer."""
 _ANOTHER_OWNER = "this object has another owner"
 """In the chart: templates/operator/admission.yaml."""
 _TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
 _CONNECTIONS = 64
-_WRITES = {"PATCH", "POST", "PUT", "DELETE"}
+_PAGE = 500
+_MERGE = "application/merge-patch+json"
 
 
 class ApiError(Exception):
@@ -47,10 +47,10 @@ class ApiError(Exception):
 
     @property
     def is_permanent(self) -> bool:
-        """Whether the same request will fail again until somebody changes something: refused as invalid or as
-        forbidden. Trying again is still right (that somebody may have), but slowly."""
+        """Whether the same request fails until something is changed: it was refused as invalid or forbidden.
+        It is worth repeating, since the change may come, but slowly."""
         if self.status == 500:
-            return self.message.startswith(_REFUSALS_BY_500)
+            return self.message.startswith(_PERMANENT_500)
         return self.status in (400, 403, 405, 413, 422)
 
 
@@ -67,189 +67,219 @@ class NamespaceTerminating(ApiError):
 
 
 class Conflict(ApiError):
-    """409: somebody else was faster, or the object exists."""
+    """409: another client was faster, or the object exists."""
 
 
-class ApiClient:
+async def load_configuration() -> Configuration:
+    """Return address and credentials of the API server: those of the pod's service account, whose token the
+    library reads again every minute, else those of the kubeconfig ($KUBECONFIG, ~/.kube/config).
+
+    Raises config.ConfigException if there is neither.
+    """
+    configuration = Configuration()
+    try:
+        config.load_incluster_config(client_configuration=configuration)
+    except config.ConfigException:
+        await config.load_kube_config(client_configuration=configuration, persist_config=False)
+    return configuration
+
+
+class KubeApi:
     """Needs a running loop; `close` it."""
 
     def __init__(
-        self, info: kopf.ConnectionInfo, on_write: Callable[[str, str], None] = lambda verb, kind: None
+        self,
+        configuration: Configuration,
+        on_write: Callable[[str, str], None] = lambda verb, kind: None,
     ) -> None:
         """`on_write(method, kind)` is called after each write that the server answered."""
-        self._server = info.server.rstrip("/")
-        self._scheme, self._token = info.scheme or "Bearer", info.token
+        configuration.connection_pool_maxsize = _CONNECTIONS
+        configuration.client_session_kwargs = {"trust_env": False}
+        self._client = ApiClient(configuration)
+        self._client.user_agent = "leadline-operator"
+        self._dynamic = _JsonClient(self._client)
         self._on_write = on_write
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=_tls(info), limit=_CONNECTIONS),
-            headers={"User-Agent": "leadline-operator", "Accept": "application/json"},
-            timeout=_TIMEOUT,
-            trust_env=False,
-        )
 
     async def close(self) -> None:
-        await self._session.close()
+        await self._client.close()
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object:
-        return await self._request("GET", kind, kind.path(namespace, name))
+        found: Object = await self._dynamic.get(_resource(kind), name, namespace)
+        return found
 
     async def list(
         self, kind: Kind, namespace: str = "", selector: str = "", *, fields: str = ""
     ) -> tuple[list[Object], str]:
-        """All of them, 500 at a time, and the resourceVersion at which the list is true. `fields`: a field
-        selector."""
+        """Return all objects, read 500 at a time, and the resourceVersion of the list. `selector` selects by
+        labels, `fields` by fields."""
         items: list[Object] = []
-        chosen = {"labelSelector": selector, "fieldSelector": fields}
-        parameters = {"limit": "500"} | {name: value for name, value in chosen.items() if value}
+        page: Object = {}
         while True:
-            page = await self._request("GET", kind, kind.path(namespace), parameters=parameters)
+            page = await self._dynamic.get(
+                _resource(kind),
+                namespace=namespace or None,
+                label_selector=selector or None,
+                field_selector=fields or None,
+                limit=_PAGE,
+                _continue=page.get("metadata", {}).get("continue"),
+            )
             items += page.get("items") or []
-            token = page.get("metadata", {}).get("continue")
-            if not token:
+            if not page.get("metadata", {}).get("continue"):
                 return items, str(page["metadata"].get("resourceVersion", ""))
-            parameters["continue"] = token
 
     async def find(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """One object, by a list of one, which needs no right that watching does not need."""
-        parameters = {"fieldSelector": f"metadata.name={name}"}
-        page = await self._request("GET", kind, kind.path(namespace), parameters=parameters)
-        items = page.get("items") or []
-        if not items:
-            return None
-        # Items of a list come without them.
-        found: Object = {"apiVersion": kind.api_version, "kind": kind.kind, **items[0]}
-        return found
+        """Return one object, or None. It is read by a list of one, which needs only the rights of a watch."""
+        items, _ = await self.list(kind, namespace, fields=f"metadata.name={name}")
+        # Items of a list come without apiVersion and kind.
+        return {"apiVersion": kind.api_version, "kind": kind.kind, **items[0]} if items else None
 
     async def find_by_patch(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """As `find`, with the right to patch alone: a dry run of an apply that sets nothing answers with the
-        object as it is. None too where not even that would be admitted: the real apply reports it. If the
-        chart's admission policy hides an object of another owner, only its name is returned."""
-        metadata = {"namespace": namespace, "name": name}
+        """As `find`, with only the right to patch: a dry run of an apply that sets nothing returns the object
+        as it is. Returns None too if that is refused; the real apply then reports why. If the chart's
+        admission policy hides an object of another owner, only its name is returned."""
+        empty = {
+            "apiVersion": kind.api_version,
+            "kind": kind.kind,
+            "metadata": {"namespace": namespace, "name": name},
+        }
         try:
-            found = await self._request(
-                "PATCH",
-                kind,
-                kind.path(namespace, name),
-                body={"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata},
-                content_type="application/apply-patch+yaml",
-                parameters={"fieldManager": _LOOKING_MANAGER, "dryRun": "All"},
+            found: Object = await self._dynamic.server_side_apply(
+                _resource(kind),
+                empty,
+                name,
+                namespace,
+                field_manager=_DRY_RUN_MANAGER,
+                dry_run="All",
             )
         except ApiError as error:
             if not error.is_permanent:
                 raise
-            if _ANOTHER_OWNER in error.message:
-                return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": dict(metadata)}
-            return None
-        # One that would be made by it is of no version.
+            return empty if _ANOTHER_OWNER in error.message else None
+        # An object that the apply would create has no resourceVersion.
         return found if found["metadata"].get("resourceVersion") else None
 
     async def apply(self, wanted: Object, kind: Kind, subresource: str = "") -> Object:
-        """Server-side apply: the fields in `wanted` become ours, other managers keep theirs."""
+        """Apply on the server: the fields in `wanted` become ours, other managers keep theirs."""
         metadata = wanted["metadata"]
-        return await self._request(
-            "PATCH",
-            kind,
-            kind.path(metadata["namespace"], metadata["name"], subresource),
-            body=wanted,
-            content_type="application/apply-patch+yaml",
-            parameters={"fieldManager": FIELD_MANAGER, "force": "true"},
+        resource = _resource(kind, subresource)
+        request = self._dynamic.server_side_apply(
+            resource,
+            wanted,
+            metadata["name"],
+            metadata["namespace"],
+            force_conflicts=True,
+            field_manager=FIELD_MANAGER,
         )
+        return await self._write("PATCH", kind, request)
 
     async def scale(self, kind: Kind, namespace: str, name: str, replicas: int, version: str = "") -> None:
-        """Through the scale subresource, as kubectl and autoscalers do it. Raises Conflict if the object has
-        left the resourceVersion `version`."""
+        """Set the replicas through the scale subresource, as kubectl and autoscalers do. Raises Conflict if
+        the object has left the resourceVersion `version`."""
         metadata = {"metadata": {"resourceVersion": version}} if version else {}
-        await self._request(
-            "PATCH",
+        await self._merge(
             kind,
-            kind.path(namespace, name, "scale"),
-            body={**metadata, "spec": {"replicas": replicas}},
-            content_type="application/merge-patch+json",
-            parameters={"fieldManager": AUTOSCALER_MANAGER},
+            {"namespace": namespace, "name": name},
+            {**metadata, "spec": {"replicas": replicas}},
+            subresource="scale",
+            manager=AUTOSCALER_MANAGER,
         )
 
     async def set_spec(self, kind: Kind, metadata: Object, fields: Object) -> None:
-        """Set fields of the spec of exactly the object that `metadata` is of, whoever has set them; None
-        takes one away, which an apply cannot do with somebody else's."""
-        await self._request(
-            "PATCH",
-            kind,
-            kind.path(metadata["namespace"], metadata["name"]),
-            body={"metadata": {"uid": metadata["uid"]}, "spec": fields},
-            content_type="application/merge-patch+json",
-            parameters={"fieldManager": FIELD_MANAGER},
-        )
+        """Set fields of the spec of exactly the object with this metadata, whichever manager has set them.
+        None removes a field, which an apply cannot do with a field of another manager."""
+        await self._merge(kind, metadata, {"metadata": {"uid": metadata["uid"]}, "spec": fields})
 
     async def annotate(self, kind: Kind, metadata: Object, annotations: dict[str, str]) -> None:
-        """Set annotations of exactly the object that `metadata` is of."""
-        await self._request(
-            "PATCH",
-            kind,
-            kind.path(metadata["namespace"], metadata["name"]),
-            body={"metadata": {"uid": metadata["uid"], "annotations": annotations}},
-            content_type="application/merge-patch+json",
-            parameters={"fieldManager": FIELD_MANAGER},
-        )
+        """Set annotations of exactly the object with this metadata."""
+        await self._merge(kind, metadata, {"metadata": {"uid": metadata["uid"], "annotations": annotations}})
 
     async def create(self, wanted: Object, kind: Kind) -> Object:
-        path = kind.path(wanted["metadata"]["namespace"])
-        return await self._request(
-            "POST", kind, path, body=wanted, parameters={"fieldManager": FIELD_MANAGER}
-        )
+        namespace = wanted["metadata"]["namespace"]
+        request = self._dynamic.create(_resource(kind), wanted, namespace, field_manager=FIELD_MANAGER)
+        return await self._write("POST", kind, request)
 
     async def replace(self, wanted: Object, kind: Kind) -> Object:
         """Raises Conflict if the object is no longer at the resourceVersion in `wanted`."""
         metadata = wanted["metadata"]
-        path = kind.path(metadata["namespace"], metadata["name"])
-        return await self._request("PUT", kind, path, body=wanted, parameters={"fieldManager": FIELD_MANAGER})
+        request = self._dynamic.replace(
+            _resource(kind), wanted, metadata["name"], metadata["namespace"], field_manager=FIELD_MANAGER
+        )
+        return await self._write("PUT", kind, request)
 
     async def delete(self, target: Object, kind: Kind) -> None:
-        """Delete exactly this object, not a successor of the same name. Gone already is fine."""
+        """Delete exactly this object, not a successor of the same name. One that is gone is no error."""
         metadata = target["metadata"]
-        body = {
+        options = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "propagationPolicy": "Background",
             "preconditions": {"uid": metadata["uid"]},
         }
+        request = self._dynamic.delete(_resource(kind), metadata["name"], metadata["namespace"], body=options)
         try:
-            await self._request("DELETE", kind, kind.path(metadata["namespace"], metadata["name"]), body=body)
+            await self._write("DELETE", kind, request)
         except (NotFound, Conflict):
             return
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    async def _request(
+    async def _merge(
         self,
-        method: str,
         kind: Kind,
-        path: str,
+        metadata: Object,
+        patch: Object,
         *,
-        body: Object | None = None,
-        content_type: str = "application/json",
-        parameters: dict[str, str] | None = None,
-    ) -> Object:
-        headers = self._authorization()
-        data = None
-        if body is not None:
-            # JSON is YAML, so an apply patch may be JSON.
-            data, headers["Content-Type"] = json.dumps(body).encode(), content_type
-        async with self._session.request(
-            method, self._server + path, params=parameters, data=data, headers=headers, allow_redirects=False
-        ) as response:
-            text = await response.text()
-            if method in _WRITES and "dryRun" not in (parameters or {}):
-                self._on_write(method, kind.kind)
-            if response.status >= 400:
-                raise _error(response.status, text)
-        answer: Object = json.loads(text)
+        subresource: str = "",
+        manager: str = FIELD_MANAGER,
+    ) -> None:
+        resource = _resource(kind, subresource)
+        request = self._dynamic.patch(
+            resource,
+            patch,
+            metadata["name"],
+            metadata["namespace"],
+            content_type=_MERGE,
+            field_manager=manager,
+        )
+        await self._write("PATCH", kind, request)
+
+    async def _write(self, method: str, kind: Kind, request: Awaitable[Object]) -> Object:
+        try:
+            answer = await request
+        except ApiError:
+            self._on_write(method, kind.kind)
+            raise
+        self._on_write(method, kind.kind)
         return answer
 
-    def _authorization(self) -> dict[str, str]:
-        token = self._token
-        if token and _TOKEN_FILE.exists():
-            token = _TOKEN_FILE.read_text(encoding="ascii").strip() or token
-        return {"Authorization": f"{self._scheme} {token}"} if token else {}
+
+class _JsonClient(DynamicClient):  # type: ignore[misc]
+    """The library's client, with plain JSON as answers, one timeout, and `ApiError` for 400 and above."""
+
+    async def request(self, method: str, path: str, body: Object | None = None, **options: Any) -> Any:
+        options |= {"serializer": lambda _, answer: answer, "_request_timeout": _TIMEOUT}
+        try:
+            return await super().request(method, path, body, **options)
+        except ApiException as error:
+            raise _error(int(error.status or 0), str(error.body or error.reason or "")) from None
+        except (config.ConfigException, FileNotFoundError) as error:
+            raise ApiError(401, "Unauthorized", f"the token cannot be read: {error}") from None
+
+
+@functools.cache
+def _resource(kind: Kind, subresource: str = "") -> Resource:
+    """The library's description of a kind, which it would otherwise discover by asking the API server."""
+    resource = Resource(
+        prefix="apis" if kind.group else "api",
+        group=kind.group,
+        api_version=kind.version,
+        kind=kind.kind,
+        name=kind.plural,
+        namespaced=True,
+    )
+    if not subresource:
+        return resource
+    return Subresource(resource, kind=kind.kind, name=f"{kind.plural}/{subresource}", namespaced=True)
 
 
 def _error(status: int, text: str) -> ApiError:
@@ -263,30 +293,3 @@ def _error(status: int, text: str) -> ApiError:
     if status == 403 and "NamespaceTerminating" in causes:
         kind = NamespaceTerminating
     return kind(status, reason, message)
-
-
-def _tls(info: kopf.ConnectionInfo) -> ssl.SSLContext | bool:
-    if not info.server.startswith("https://"):
-        return True
-    authority = _text(info.ca_data)
-    tls = ssl.create_default_context(cafile=str(info.ca_path) if info.ca_path else None, cadata=authority)
-    if info.insecure:
-        tls.check_hostname = False
-        tls.verify_mode = ssl.CERT_NONE
-    if info.certificate_path and info.private_key_path:
-        tls.load_cert_chain(str(info.certificate_path), str(info.private_key_path))
-    elif info.certificate_data and info.private_key_data:
-        # The ssl module reads certificates from files only.
-        with tempfile.NamedTemporaryFile("w", prefix="leadline-") as both:
-            both.write(f"{_text(info.certificate_data)}\n{_text(info.private_key_data)}")
-            both.flush()
-            tls.load_cert_chain(both.name)
-    return tls
-
-
-def _text(data: str | bytes | None) -> str | None:
-    """PEM, from PEM or from base64 of it."""
-    if not data:
-        return None
-    text = data.decode("ascii") if isinstance(data, bytes) else data
-    return text if "-----BEGIN" in text else base64.b64decode(text).decode("ascii")

@@ -1,4 +1,4 @@
-"""The kinds of objects the operator deals with, and where the API server has them."""
+"""The kinds of objects that the operator reads and writes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,6 @@ class Kind:
     @property
     def version(self) -> str:
         return self.api_version.rpartition("/")[2]
-
-    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """URL path; without a namespace, of all namespaces."""
-        parts = ["/apis" if self.group else "/api", self.api_version]
-        if namespace:
-            parts += ["namespaces", namespace]
-        parts.append(self.plural)
-        return "/".join([*parts, *(part for part in (name, subresource) if part)])
 
 
 SERVICE = Kind(KIND, API_VERSION, PLURAL)

@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from leadline.operator.kube.api import ApiClient, ApiError, Conflict, NotFound
+from leadline.operator.kube.api import ApiError, Conflict, KubeApi, NotFound
 from leadline.operator.kube.kinds import Kind
 
 __all__ = ["LEASE", "LeaderElection"]
@@ -30,7 +30,7 @@ class LeaderElection:
 
     def __init__(
         self,
-        api: ApiClient,
+        api: KubeApi,
         namespace: str,
         name: str,
         identity: str,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 
-from leadline.operator.kube.api import ApiClient, ApiError
+from leadline.operator.kube.api import ApiError, KubeApi
 from leadline.operator.kube.kinds import Kind
 
 __all__ = ["LIMIT_RANGE", "LimitRanges"]
@@ -21,7 +21,7 @@ _KEEP_SECONDS = 60.0
 
 
 class LimitRanges:
-    def __init__(self, api: ApiClient) -> None:
+    def __init__(self, api: KubeApi) -> None:
         self._api = api
         self._known: dict[str, tuple[float, frozenset[str]]] = {}
         """Namespace → when it was asked, and what it gives."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from leadline.operator.kube.api import ApiClient, ApiError
+from leadline.operator.kube.api import ApiError, KubeApi
 from leadline.operator.kube.kinds import BY_KIND, EVENT
 from leadline.operator.kube.store import Key, Store
 from leadline.operator.names import child_name
@@ -37,7 +37,7 @@ class PodEvents:
 
     def __init__(
         self,
-        api: ApiClient,
+        api: KubeApi,
         store: Store,
         changed: Callable[[Key], None],
         is_ours: Callable[[dict[str, Any]], bool] = lambda service: True,
