@@ -29,6 +29,11 @@ PYTHON
     # torch, where it is there already, is of the version asked for, which need not be the one of constraints.txt.
     sed '/^torch==/d' constraints.txt >pins.txt
     pip install --quiet -c pins.txt -r requirements.txt
+    # The generated classes of the Kubernetes client: 121 of its 126 MB, loaded on demand, and never by us, who use
+    # its dynamic client.
+    for part in models api; do
+      find /opt/leadline/lib -path "*/kubernetes/*client/$part/*" -type f ! -name '__init__*' -delete
+    done
     ;;
   sources)
     echo "$hatchling" >/tmp/build-pins.txt

@@ -75,7 +75,7 @@ def test_images_hold_what_they_need_and_run_as_nobody_on_a_read_only_root(
         assert (one["user"], one["writable"], one["help"]) == (65532, ["/tmp"], 0), (name, one)
         assert "pip" not in one["packages"], f"{name}: pip is for the build stage"
     packages = {name: set(one["packages"]) for name, one in found.items()}
-    heavy = {"torch", "transformers", "safetensors", "kubernetes"}
+    heavy = {"torch", "transformers", "safetensors"}
     assert not heavy & packages["gateway"], "heavy packages in the gateway"
     assert not (heavy | {"tokenizers", "numpy", "fastapi", "redis"}) & packages["operator"]
     assert packages["engine"] >= {"torch", "transformers", "leadline"}

@@ -8,6 +8,7 @@ counters. The parent holds the port, starts a worker again that died, and passes
 stops accepting and finishes its streams, up to `server.shutdown_seconds`.
 """
 
+import asyncio
 import contextlib
 import gc
 import logging
@@ -43,7 +44,8 @@ def serve(config: GatewayConfig, *, log_level: str = "info", file: ConfigFile | 
     if config.discovery.kind == "kubernetes":
         from leadline.gateway.discovery.kube_api import find_access
 
-        find_access(config.discovery.kubeconfig)  # what is missing is said once, not in each worker's stack
+        # What is missing is reported once, not in the stack of each worker.
+        asyncio.run(find_access(config.discovery.kubeconfig))
     shared = config.server.workers > 1
     held = _bind(config.server.host, config.server.port, reuse_port=shared)
     metrics = None

@@ -85,7 +85,7 @@ class Operator:
         try:
             configuration = await load_configuration()
         except ConfigException as error:
-            raise OperatorFailure(f"no service account and no usable kubeconfig: {error}") from None
+            raise OperatorFailure(f"no service account and no usable kubeconfig (set KUBECONFIG): {error}") from None
         api, probe = KubeApi(configuration, self.metrics.wrote), PodProbe()
         tasks: list[asyncio.Task[None]] = []
         try:

@@ -4,17 +4,19 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kube_script import KubeScript, endpoint, kube_script, slice_of
+from kubernetes.aio.client import ApiClient, Configuration
 
 from leadline.gateway.config_file import read_config
 from leadline.gateway.configured_services import build_table
 from leadline.gateway.discovery.discovery import Discovery
 from leadline.gateway.discovery.kube_api import KubeAccess, find_access
-from leadline.gateway.discovery.reflector import Timing
+from leadline.gateway.discovery.timing import Timing
 from leadline.gateway.errors import ConfigError, NoPods, UnknownModel
 from leadline.gateway.services import ServiceTable
 from leadline.protocol.events import EventBatch
@@ -253,7 +255,10 @@ async def test_a_connection_that_has_died_without_a_word_is_noticed(tmp_path: Pa
         await until(lambda: kube.pods() == {"a": "ready", "b": "ready"})
 
 
-async def test_the_token_is_read_again_for_every_request(tmp_path: Path) -> None:
+async def test_a_token_file_is_read_again_when_it_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leadline.gateway.discovery.kube_api.REFRESH_SECONDS", 0.0)
     async with watching(tmp_path, slice_of("s1", "a")) as kube:
         await until(lambda: kube.script.watches == 1)
         (tmp_path / "token").write_text("second\n")
@@ -277,9 +282,11 @@ async def test_an_api_server_that_is_away_at_the_start_does_not_stop_the_gateway
     async with kube_script() as script:
         script.status = 503
         config = read_config(None, {"discovery": {"kind": "kubernetes", "trust": "labels"}})
-        monkeypatch.setattr(
-            "leadline.gateway.discovery.discovery.find_access", lambda _: KubeAccess(script.url, "ns")
-        )
+
+        async def access(_: str) -> KubeAccess:
+            return KubeAccess(ApiClient(Configuration(host=script.url)), "ns")
+
+        monkeypatch.setattr("leadline.gateway.discovery.kube_api.find_access", access)
         table = build_table(config)
         discovery = Discovery(config, table, timing=FAST)
         await discovery.start()
@@ -301,20 +308,52 @@ async def test_services_outside_the_watched_namespace_are_refused(tmp_path: Path
             pass
 
 
-def test_without_credentials_the_error_says_what_to_set(
+async def test_without_credentials_the_error_says_what_to_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(ConfigError, match=r"discovery\.kubeconfig"):
-        find_access()
+        await find_access()
 
 
-def test_a_service_account_is_found_and_its_token_read_each_time(
+BROKEN = {
+    "no context": "{}",
+    "not a mapping": "[1]",
+    "a context that is not there": "{current-context: c, contexts: []}",
+    "contexts that are no list": "{current-context: c, contexts: text}",
+    "a secret in the wrong place": """
+        current-context: c
+        contexts: [{name: c, context: {cluster: k, user: u}}]
+        clusters: [{name: k, cluster: {server: "http://127.0.0.1:1"}}]
+        users: [{name: u, token: hidden}]
+    """,
+    "a certificate that is none": """
+        current-context: c
+        contexts: [{name: c, context: {cluster: k, user: u}}]
+        clusters: [{name: k, cluster: {server: "https://127.0.0.1:1", certificate-authority-data: aGlkZGVu}}]
+        users: [{name: u, user: {token: hidden}}]
+    """,
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+async def test_a_kubeconfig_that_cannot_be_used_is_named_without_its_secrets(
+    case: str, tmp_path: Path
+) -> None:
+    (tmp_path / "kubeconfig").write_text(BROKEN[case])
+    with pytest.raises(ConfigError, match="kubeconfig") as caught:
+        await find_access(str(tmp_path / "kubeconfig"))
+    assert "hidden" not in str(caught.value)
+
+
+async def test_a_service_account_is_found_and_its_token_read_again_every_minute(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import ssl
+
+    from kubernetes.aio.config import incluster_config
 
     authority = ssl.create_default_context().get_ca_certs(binary_form=True)
     pem = ssl.DER_cert_to_PEM_cert(authority[0]) if authority else ""
@@ -324,16 +363,18 @@ def test_a_service_account_is_found_and_its_token_read_each_time(
     (tmp_path / "namespace").write_text("serving")
     (tmp_path / "token").write_text("one")
     monkeypatch.setattr("leadline.gateway.discovery.kube_api.ACCOUNT", tmp_path)
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
-    access = find_access()
-    assert (access.server, access.namespace) == ("https://[fd00::1]:6443", "serving")
-    assert access.authorization() == {"Authorization": "Bearer one"}
+    access = await find_access()
+    configuration = access.client.configuration
+    assert (configuration.host, access.namespace) == ("https://[fd00::1]:6443", "serving")
+    assert (await configuration.auth_settings())["BearerToken"]["value"] == "bearer one"
     (tmp_path / "token").write_text("two")
-    assert access.authorization() == {"Authorization": "Bearer two"}
-    (tmp_path / "token").unlink()
-    assert access.authorization() == {"Authorization": "Bearer two"}, "a swap of the symlink is survived"
-    assert "two" not in repr(access)
+    later = datetime.now() + timedelta(seconds=61)
+    monkeypatch.setattr(incluster_config.datetime, "datetime", type("L", (datetime,), {"now": lambda: later}))
+    assert (await configuration.auth_settings())["BearerToken"]["value"] == "bearer two"
 
 
 async def test_closing_ends_all_tasks(tmp_path: Path) -> None:

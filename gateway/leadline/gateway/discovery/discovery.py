@@ -14,23 +14,29 @@ Everything happens on the event loop, in callbacks that do not wait; `changed` i
 a service's pods.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leadline.gateway.config import GatewayConfig, ServiceConfig
 from leadline.gateway.configured_services import make_service
 from leadline.gateway.discovery.inference_services import RESOURCE as INFERENCE_SERVICES
 from leadline.gateway.discovery.inference_services import InferenceService
-from leadline.gateway.discovery.kube_api import KubeAPI, find_access
 from leadline.gateway.discovery.pod_set import FoundPod, PodSet
-from leadline.gateway.discovery.reflector import Reflector, Timing
 from leadline.gateway.discovery.slices import OUR_LABEL, SERVICE_LABEL, EndpointSlice, found_pods
 from leadline.gateway.discovery.slices import RESOURCE as SLICES
+from leadline.gateway.discovery.timing import Timing
 from leadline.gateway.errors import ConfigError
 from leadline.gateway.services import Service, ServiceTable
 from leadline.protocol.isvc import OPERATOR_LABEL
+
+if TYPE_CHECKING:
+    from kubernetes.aio.client import ApiClient
+
+    from leadline.gateway.discovery.reflector import Reflector
 
 __all__ = ["Discovery"]
 
@@ -76,7 +82,7 @@ class Discovery:
         self._static = {entry.name for entry in config.services if entry.pods}
         self._made: set[str] = set()
         """Services that are not configured."""
-        self._api: KubeAPI | None = None
+        self._client: ApiClient | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.reflectors: list[Reflector[Any]] = []
 
@@ -97,14 +103,19 @@ class Discovery:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
-        if self._api is not None:
-            await self._api.close()
+        if self._client is not None:
+            await self._client.close()
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     async def _start_kubernetes(self) -> None:
+        # Imported here: the library takes 20 MiB, which a gateway with static lists does not need.
+        from leadline.gateway.discovery.kube_api import find_access
+        from leadline.gateway.discovery.reflector import Reflector
+
         settings = self._config.discovery
-        access = find_access(settings.kubeconfig)
+        access = await find_access(settings.kubeconfig)
+        self._client = access.client
         namespace = "" if settings.namespace == "*" else settings.namespace or access.namespace
         names = []
         for entry in self._config.services:
@@ -120,12 +131,11 @@ class Discovery:
             selectors = [",".join(filter(None, (OUR_LABEL, _of_operator(settings.operator))))]
             if names:
                 selectors.append(f"{SERVICE_LABEL} in ({','.join(sorted(set(names)))}),!{OUR_LABEL}")
-        self._api = KubeAPI(access)
         if settings.trust == "inferenceservices":
             selector = _of_operator(settings.operator)
             self.reflectors.append(
                 Reflector(
-                    self._api,
+                    access.client,
                     InferenceService,
                     INFERENCE_SERVICES,
                     namespace,
@@ -137,7 +147,7 @@ class Discovery:
         for number, selector in enumerate(selectors):
             self.reflectors.append(
                 Reflector(
-                    self._api,
+                    access.client,
                     EndpointSlice,
                     SLICES,
                     namespace,

@@ -8,12 +8,12 @@ there.
 import msgspec
 
 from leadline.gateway.discovery.slices import Metadata
-from leadline.protocol.isvc import API_VERSION, PLURAL, ConditionType
+from leadline.protocol.isvc import GROUP, PLURAL, VERSION, ConditionType
 
 __all__ = ["RESOURCE", "InferenceService"]
 
-RESOURCE = (f"/apis/{API_VERSION}", PLURAL)
-"""Where the API server has them."""
+RESOURCE = (GROUP, VERSION, PLURAL)
+"""API group, version and plural."""
 
 
 class _Spec(msgspec.Struct, rename="camel"):

@@ -18,8 +18,8 @@ from leadline.protocol.isvc import label
 
 __all__ = ["OUR_LABEL", "RESOURCE", "SERVICE_LABEL", "EndpointSlice", "Metadata", "found_pods"]
 
-RESOURCE = ("/apis/discovery.k8s.io/v1", "endpointslices")
-"""Where the API server has them."""
+RESOURCE = ("discovery.k8s.io", "v1", "endpointslices")
+"""API group, version and plural."""
 
 SERVICE_LABEL = "kubernetes.io/service-name"
 """On every slice: the Service it belongs to."""
