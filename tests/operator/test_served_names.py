@@ -10,8 +10,8 @@ import pytest
 from operator_builders import NOW, SETTINGS, condition, deployment, plan_of, pod
 from operator_builders import service as made_service
 
+from leadline.operator.controller import Controller
 from leadline.operator.kube.kinds import SERVICE
-from leadline.operator.main import Operator
 from leadline.operator.planning.observed import Observed
 from leadline.operator.planning.plan import plan
 from leadline.operator.planning.served_names import NameIndex, Names, Refusal, claimed_names, decide_names
@@ -200,7 +200,7 @@ def _key(place: str) -> tuple[str, str]:
 
 
 async def test_who_shares_a_name_that_a_service_gets_or_gives_up_is_looked_at_at_once() -> None:
-    operator, versions = Operator(OperatorSettings()), iter(range(1, 12))
+    operator, versions = Controller(OperatorSettings()), iter(range(1, 12))
 
     async def told(place: str) -> set[str]:
         """The services that are looked at for a change of one."""

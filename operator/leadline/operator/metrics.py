@@ -1,10 +1,14 @@
-"""The operator's metrics, in a registry of their own."""
+"""The operator's metrics, in a registry of their own, and the server of /metrics and /ready."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+import asyncio
+from collections.abc import Sized
 
-__all__ = ["OperatorMetrics"]
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+__all__ = ["MetricsServer", "OperatorMetrics"]
 
 
 class OperatorMetrics:
@@ -51,3 +55,37 @@ class OperatorMetrics:
 
     def wrote(self, method: str, kind: str) -> None:
         self.writes.labels(method, kind).inc()
+
+
+class MetricsServer:
+    """Serves /metrics, and /ready from when `synced` is set."""
+
+    def __init__(self, metrics: OperatorMetrics, port: int, synced: asyncio.Event, queue: Sized) -> None:
+        """`port` 0: no server."""
+        self._metrics, self._port, self._synced, self._queue = metrics, port, synced, queue
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Raises OSError if the port is in use."""
+        if not self._port:
+            return
+        app = web.Application()
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/metrics", self._serve)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, port=self._port).start()
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        if self._synced.is_set():
+            return web.Response(text="ready\n")
+        return web.Response(status=503, text="the API server has not been listed yet\n")
+
+    async def _serve(self, _: web.Request) -> web.Response:
+        self._metrics.queued.set(len(self._queue))
+        body = generate_latest(self._metrics.registry)
+        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

@@ -73,7 +73,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("resync-seconds", float, "between complete lists"),
         ("autoscale-seconds", float, "between looks at the load of services with autoscaling"),
         ("lease-seconds", float, "after which a silent leader is replaced"),
-        ("port", int, "of /health, /ready and /metrics; 0: none"),
+        ("port", int, "of /ready and /metrics; 0: none"),
+        ("liveness-port", int, "of /health, for a liveness probe; 0: none"),
     ):
         default = getattr(defaults, name.replace("-", "_"))
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=f"{text} (default: {default})")
@@ -114,8 +115,9 @@ def settings_of(args: argparse.Namespace) -> OperatorSettings:
         if not least <= value <= _MOST_SECONDS:
             option = name.replace("_", "-")
             raise LeadlineError(f"{option} must lie between {least} and {_MOST_SECONDS}, not {value:g}")
-    if not 0 <= settings.port <= 65535:
-        raise LeadlineError(f"port must lie between 0 and 65535, not {settings.port}")
+    for name in ("port", "liveness_port"):
+        if not 0 <= (port := getattr(settings, name)) <= 65535:
+            raise LeadlineError(f"{name.replace('_', '-')} must lie between 0 and 65535, not {port}")
     if not all(settings.namespaces):
         raise LeadlineError("namespace must not be empty: leave it out to look in all namespaces")
     if (admin := settings.redis_admin_url) and not urlsplit(admin).password:
@@ -151,7 +153,7 @@ def _parse(name: str, text: str) -> object:
             return _requests(name.replace("_", "-"), text)
         case "namespaces":
             return tuple(part for part in text.split(",") if part)
-        case "workers" | "port":
+        case "workers" | "port" | "liveness_port":
             return int(text)
         case "resync_seconds" | "lease_seconds" | "autoscale_seconds":
             return float(text)

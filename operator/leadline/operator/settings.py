@@ -67,7 +67,9 @@ class OperatorSettings:
     """The Lease goes with the Deployment of the same name, where there is one."""
     lease_seconds: float = 15.0
     port: int = 8080
-    """Of /health, /ready and /metrics; 0: no server."""
+    """Of /ready and /metrics; 0: no server."""
+    liveness_port: int = 0
+    """Of /health, which kopf serves; 0: no server."""
 
     def selects(self, service: dict[str, Any]) -> bool:
         """Whether an InferenceService is this operator's to look at."""
