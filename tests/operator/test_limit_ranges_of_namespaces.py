@@ -9,7 +9,7 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from leadline.operator.kube.api import ApiError, KubeApi
-from leadline.operator.kube.limit_ranges import LimitRanges
+from leadline.operator.kube.namespaces import LimitRanges
 
 RANGES = [
     {"spec": {"limits": [{"type": "Container", "default": {"memory": "1Gi"}, "max": {"memory": "2Gi"}}]}},

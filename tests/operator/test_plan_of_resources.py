@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from operator_builders import GPU, SETTINGS, container, download, plan_of
 
-from leadline.operator.objects.requests import parameters_of
+from leadline.operator.objects.containers import parameters_of
 
 
 def test_each_pod_asks_for_as_many_accelerators_as_the_model_is_spread_over() -> None:

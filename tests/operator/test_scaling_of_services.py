@@ -14,9 +14,8 @@ from operator_builders import SETTINGS, deployment, plan_of, pod, service, wante
 from leadline.operator.autoscaling import gateways
 from leadline.operator.autoscaling.demand import GatewayView
 from leadline.operator.autoscaling.gateways import Gateways
-from leadline.operator.autoscaling.ranking import Ranker
+from leadline.operator.autoscaling.ranking import DELETION_COST, PodUse, Ranker, deletion_costs, parse_use
 from leadline.operator.autoscaling.service_scaler import ServiceScaler
-from leadline.operator.autoscaling.usage import DELETION_COST, PodUse, deletion_costs, parse_use
 from leadline.operator.kube.api import KubeApi
 from leadline.operator.kube.kinds import POD, SERVICE, Kind
 from leadline.operator.kube.store import Store

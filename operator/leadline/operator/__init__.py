@@ -1,6 +1,8 @@
 """The operator: InferenceService in, Kubernetes objects and status out.
 
+    handlers       kopf's handlers: what runs when; start reading here
     main           the process
+    controller     complete lists, the Lease, the workers, the tasks of the leader
     reconcile      one pass over one service: read the store, plan, apply
     autoscaling/   the number of replicas
     probes/        progress and Events of pods

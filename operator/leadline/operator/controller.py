@@ -26,9 +26,9 @@ from leadline.operator.autoscaling.service_scaler import ServiceScaler
 from leadline.operator.kube.api import ApiError, KubeApi, NotFound, load_configuration
 from leadline.operator.kube.kinds import BY_KIND, CHILDREN, POD, SERVICE, Kind
 from leadline.operator.kube.leader import LeaderElection
+from leadline.operator.kube.namespaces import TerminatingNamespaces
 from leadline.operator.kube.queue import WorkQueue
 from leadline.operator.kube.store import Key, Store
-from leadline.operator.kube.terminating_namespaces import TerminatingNamespaces
 from leadline.operator.metrics import MetricsServer, OperatorMetrics
 from leadline.operator.names import MANAGED_SELECTOR
 from leadline.operator.planning.served_names import NameIndex

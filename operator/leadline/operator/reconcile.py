@@ -21,9 +21,8 @@ from leadline.operator.autoscaling.ranking import Ranker
 from leadline.operator.kube.api import ApiError, Conflict, KubeApi, NamespaceTerminating, NotFound
 from leadline.operator.kube.drift import AppliedFields
 from leadline.operator.kube.kinds import BY_KIND, EVENT, SERVICE
-from leadline.operator.kube.limit_ranges import LimitRanges
+from leadline.operator.kube.namespaces import LimitRanges, TerminatingNamespaces
 from leadline.operator.kube.store import Key, Store, service_of
-from leadline.operator.kube.terminating_namespaces import TerminatingNamespaces
 from leadline.operator.names import HASH_ANNOTATION, child_name
 from leadline.operator.objects.context import digest
 from leadline.operator.planning.diagnosis import lacks_secret

@@ -5,7 +5,7 @@ autoscaler       the decision for one service; pure
 demand           how many requests are in flight, from the texts of /metrics; pure
 gateways         finds the gateway's replicas and reads what they count
 hpas             which objects HorizontalPodAutoscalers scale
-ranking          sets the deletion cost of pods before a service shrinks; usage computes it
+ranking          sets the deletion cost of pods before a service shrinks
 """
 
 __all__: list[str] = []

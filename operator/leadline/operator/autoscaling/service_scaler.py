@@ -29,8 +29,8 @@ from leadline.operator.autoscaling.gateways import Gateways
 from leadline.operator.autoscaling.hpas import Hpas
 from leadline.operator.kube.api import ApiError, KubeApi
 from leadline.operator.kube.kinds import SERVICE
+from leadline.operator.kube.namespaces import TerminatingNamespaces
 from leadline.operator.kube.store import Key, Store
-from leadline.operator.kube.terminating_namespaces import TerminatingNamespaces
 from leadline.operator.names import child_name
 from leadline.operator.planning.diagnosis import is_ready
 from leadline.operator.planning.observed import ScalingReport, Target, active_pods, was_autoscaled

@@ -4,13 +4,11 @@ context     spec, identity and settings, with the questions that several objects
 containers  the engine's container and the download before it: arguments, environment, probes
 pod         the pod template: containers, volumes, restricted security
 workload    Deployment and PodDisruptionBudget
-network     headless Service and NetworkPolicy
-support     ServiceAccount, ConfigMap of warm-up prompts, Secret with the Redis URL, cache claim
+support     ServiceAccount, Service, NetworkPolicy, warm-up ConfigMap, Redis Secret, model cache claim
 """
 
 from leadline.operator.objects.context import ServiceContext
-from leadline.operator.objects.network import network_objects
-from leadline.operator.objects.support import support_objects
+from leadline.operator.objects.support import network_objects, support_objects
 from leadline.operator.objects.workload import workload_objects
 
 __all__ = ["ServiceContext", "network_objects", "support_objects", "workload_objects"]

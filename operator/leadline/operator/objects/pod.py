@@ -25,12 +25,12 @@ from leadline.operator.names import (
 )
 from leadline.operator.objects.containers import (
     PRE_STOP_SECONDS,
+    add_default_requests,
     download_container,
     engine_container,
     is_downloaded,
 )
 from leadline.operator.objects.context import ServiceContext, digest
-from leadline.operator.objects.requests import add_default_requests
 from leadline.operator.objects.strategic import strategic_merge
 from leadline.operator.objects.support import warmup_text
 from leadline.protocol.isvc import label

@@ -3,7 +3,7 @@
 observed       everything that a decision reads, as one value
 plan           the decision: objects, deletions, status, Events
 conditions     the status conditions
-diagnosis      why a pod does not serve; exit_codes explains the numbers
+diagnosis      why a pod does not serve
 served_names   which names lead to which service
 cache_claims   the volume claim of `cache` after the spec has changed
 """

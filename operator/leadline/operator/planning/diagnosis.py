@@ -10,13 +10,13 @@ error by name (`isvc_termination`), or, where the process could not write it, th
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from leadline.operator.names import CONTAINER, DOWNLOAD_CONTAINER
-from leadline.operator.planning.exit_codes import how_it_ended
 from leadline.operator.planning.observed import StartReport
 from leadline.protocol.isvc import Reason
 from leadline.protocol.isvc_termination import read_termination
@@ -56,6 +56,18 @@ _TYPES = {
     "UnsupportedModel": Reason.MODEL_UNSUPPORTED,
     "OutOfMemory": Reason.OUT_OF_MEMORY,
     "ConfigError": Reason.CONFIG_ERROR,
+}
+# Above 128 an exit code is 128 plus the signal that ended the process (POSIX shells, and container runtimes
+# after them); 126 and 127 are the runtime's own.
+_EXIT_CODES = {126: "its command cannot be run", 127: "its command is not in the image"}
+_SIGNALS = {
+    signal.SIGKILL: "killed from outside: the node ran out of memory, or the container did not stop in time, "
+    "after its liveness probe had failed for one. `kubectl describe pod` has the Events",
+    signal.SIGTERM: "told to stop",
+    signal.SIGSEGV: "a crash in native code",
+    signal.SIGABRT: "native code gave up, as for a failed check or want of memory",
+    signal.SIGBUS: "as where a volume or /dev/shm is full",
+    signal.SIGILL: "its CPU lacks an instruction that the image uses",
 }
 
 _OUT_OF_MEMORY = re.compile(
@@ -316,7 +328,7 @@ def _diagnose_container(pod: str, container: dict[str, Any]) -> Finding | None:
         return Finding(known, f"{pod}: {_short(said)}; it is tried again", pod)
     if known is not None:
         return Finding(known, f"{pod}: {_short(said)}", pod)
-    text = f"{pod}: {container['name']} {how_it_ended(int(ended.get('exitCode') or 0))}"
+    text = f"{pod}: {container['name']} {_how_it_ended(int(ended.get('exitCode') or 0))}"
     return Finding(Reason.CRASH_LOOP, f"{text}: {_short(said)}" if said else text, pod)
 
 
@@ -338,3 +350,18 @@ def _progress(report: StartReport) -> str:
 def _short(text: str) -> str:
     text = " ".join(str(text).split())
     return text if len(text) <= _MAX_MESSAGE else text[: _MAX_MESSAGE - 1] + "…"
+
+
+def _how_it_ended(code: int) -> str:
+    """Explain an exit code, as in "ended with exit code 137 (SIGKILL: killed from outside: …)"."""
+    text = f"ended with exit code {code}"
+    if code in _EXIT_CODES:
+        return f"{text} ({_EXIT_CODES[code]})"
+    if not 128 < code < 128 + signal.NSIG:
+        return text
+    try:
+        number = signal.Signals(code - 128)
+    except ValueError:
+        return f"{text} (signal {code - 128})"
+    why = _SIGNALS.get(number)
+    return f"{text} ({number.name}: {why})" if why else f"{text} ({number.name})"
