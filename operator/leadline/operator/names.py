@@ -1,6 +1,6 @@
 """Names and labels of what belongs to one InferenceService.
 
-Names are functions of the service's name alone: whoever reconciles, and however often, means the same objects
+Names are functions of the service's name alone, so that every pass of every replica means the same objects
 (P4). Labels hold the service's name, which the CRD limits to 52 characters of a-z, 0-9 and -; the names of
 models, which may be anything (P17), stand in arguments, environment variables and the status.
 """

@@ -305,7 +305,7 @@ class Reconciler:
             if wanted["kind"] == "Deployment":
                 await self._ranker.before(wanted, children, self._store.pods(key))
             elif wanted["kind"] == "PodDisruptionBudget":
-                await self._make_way(wanted, children)
+                await self._drop_min_available(wanted, children)
         answers = await asyncio.gather(
             *(self._api.apply(wanted, BY_KIND[wanted["kind"]]) for wanted in stage), return_exceptions=True
         )
@@ -323,9 +323,9 @@ class Reconciler:
             self._refusals[key] = _Refusal(str(errors[0]), digest(made.desired), time.monotonic())
         return not errors
 
-    async def _make_way(self, wanted: Object, children: dict[tuple[str, str], Object]) -> None:
-        """Somebody who edits a budget to let a drain pass may set `minAvailable`, with which the API server
-        refuses ours, `maxUnavailable`."""
+    async def _drop_min_available(self, wanted: Object, children: dict[tuple[str, str], Object]) -> None:
+        """Remove `minAvailable`, which an administrator may have set to let a drain pass: with it, the API
+        server refuses our `maxUnavailable`."""
         kind = wanted["kind"]
         live = children.get((kind, wanted["metadata"]["name"]))
         if live is not None and live["spec"].get("minAvailable") is not None:

@@ -1,6 +1,6 @@
 """The pods of one service, changed to what was found.
 
-Room: gateway/discovery. Owns who is in `Service.pods`, and `ready` and `terminating` of each. A pod that has
+Owns who is in `Service.pods`, and `ready` and `terminating` of each. A pod that has
 gone loses its cached blocks in the index with it; one of the same name but another uid is another pod (P19),
 with a Pod object of its own, so that nothing of the old one's load or circuit is inherited.
 """

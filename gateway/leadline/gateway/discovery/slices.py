@@ -1,6 +1,6 @@
 """What EndpointSlices say of a service's pods.
 
-Room: gateway/discovery. Pure. Source: the Kubernetes API, discovery.k8s.io/v1:
+Pure. Source: the Kubernetes API, discovery.k8s.io/v1:
 - conditions: `ready` absent means ready; `serving` is `ready` that ignores termination; `terminating` absent
   means no. A pod is `terminating` from its deletionTimestamp on, and is sent nothing new from then (P8), also
   where publishNotReadyAddresses keeps it "ready".

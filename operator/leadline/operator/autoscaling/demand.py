@@ -1,13 +1,12 @@
-"""How many requests a service has in flight, as far as can be known.
+"""Computes bounds of the requests that a service has in flight, from texts of /metrics.
 
-Pure: texts of /metrics in, bounds out. The gateway's replicas know it best, for their count
-includes requests that wait for a pod with room; the pods' own count stands in where no gateway knows the
-service.
+Pure. The gateway's replicas count best, since they include requests that wait for a pod. Where no gateway
+knows the service, the pods' own counts are used.
 
-    every replica of the gateway answered      exactly their sum
-    some were silent                           at least the sum of the others: enough to scale up, never down
-    none answered, though there are some       unknown: hold (P23)
-    no gateway, or none that knows the service the pods' sum; a silent one has between nothing and a full load
+    every replica of the gateway answered   exactly their sum
+    some did not answer                     at least the sum of the others: enough to scale up, never down
+    there are replicas, none answered       unknown: keep the number of pods (P23)
+    no gateway that knows the service       the pods' sum; a silent pod has between zero and a full load
 """
 
 from __future__ import annotations

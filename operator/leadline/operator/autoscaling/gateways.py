@@ -1,8 +1,7 @@
 """Finds the gateway's replicas and reads what they count.
 
-Its pods are listed by label, a right the operator has anyway where it watches; a Service
-would lead to one replica of several. A replica on its way out still finishes streams: what it says counts,
-its silence does not.
+Its pods are listed by label, which needs only the rights of a watch; a Service would lead to one replica of
+several. A replica that terminates still finishes streams: its answer counts, a missing answer does not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which objects HorizontalPodAutoscalers scale (KEDA makes such ones too), as the API server has them now.
 
-Asked only for services with `autoscaling`, and for Deployments that an autoscaler has scaled:
-they are listed, not watched, for most clusters have many and hardly any that concerns us.
+Listed only for services with `autoscaling`, and for Deployments that an autoscaler has scaled. Not watched:
+most clusters have many, and few concern us.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Carries out what the autoscaler decides, for all services with `autoscaling`.
+"""Scales all services with `autoscaling` as the autoscaler decides.
 
-Asks the gateway's replicas how many requests are in flight, or the pods where no gateway
-knows the service (`demand.py`), and drives `/scale`. Steps aside for a service that a HorizontalPodAutoscaler
-scales, or its Deployment, for as long as there is one.
+Reads the requests in flight from the gateway's replicas, or from the pods where no gateway knows the service
+(`demand.py`), and writes `/scale`. Pauses for a service while a HorizontalPodAutoscaler targets it or its
+Deployment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Which of several replicas acts: the one that holds a Lease (P24).
+"""Leader election: only the replica that holds a Lease acts (P24).
 
-As client-go does it: the holder renews; the others watch for the Lease not having changed for
-its duration on their own clock, so that clocks need not agree. A holder that cannot renew in time stops
-before another may start. Source: coordination.k8s.io/v1 Lease.
+As in client-go, the holder renews the Lease, and another replica takes it when it has not changed for its
+duration on that replica's own clock, so that clocks need not agree. A holder that cannot renew in time stops
+before another may start. The election of `kubernetes.aio` does not stop in these cases (decision 029).
+Source: coordination.k8s.io/v1 Lease.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class LeaderElection:
                 held = await self._acquire_or_renew()
         except (ApiError, aiohttp.ClientError, TimeoutError) as error:
             log.warning("lease %s/%s: %s", self._namespace, self._name, str(error) or type(error).__name__)
-            # Nobody else may take it before it has run out; we stop at two thirds of that.
+            # No other replica may take the Lease before its duration is over; we stop at two thirds of it.
             held = self.leading.is_set() and began - self._renewed < self._duration * 2 / 3
         else:
             if held:
@@ -98,8 +99,8 @@ class LeaderElection:
         return await self._write(lease)
 
     def _is_missed(self) -> bool:
-        """Whether the Lease has been gone for its duration. At an uninstallation it goes before the process
-        is told to stop, and must not be made again meanwhile."""
+        """Whether the Lease has been gone for its duration. An uninstallation deletes it before it stops the
+        process, which must not create it again in between."""
         if self._missing_since is None:
             self._missing_since = time.monotonic()
         return time.monotonic() - self._missing_since >= self._duration

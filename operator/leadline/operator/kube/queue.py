@@ -1,7 +1,7 @@
-"""The queue of services that need a look.
+"""The queue of services to reconcile.
 
-What is added twice is looked at once; what is added while it is looked at is looked at again
-afterwards, never by two workers at a time. Failures come back later and later.
+A service that is added twice gets one pass. A service that is added during its pass gets another one
+afterwards, never by two workers at a time. After failures the pauses grow.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _leadline(context: ServiceContext) -> dict[str, Any]:
     return {
         "image": context.spec.image or default_image,
         "command": ["leadline"],
-        # What it said last is what the status says of a crash: a typed error by name, else its log.
+        # The status explains a crash by this message: the name of a typed error, else the end of the log.
         "terminationMessagePath": _TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {

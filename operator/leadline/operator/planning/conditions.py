@@ -34,9 +34,9 @@ __all__ = [
     "Verdict",
     "add_names",
     "invalid_status",
-    "is_too_early",
     "judge",
     "make_status",
+    "readiness_is_stale",
     "refused_names",
     "said_of",
 ]
@@ -44,7 +44,7 @@ __all__ = [
 _REPLICA_SET = re.compile(r'(?:new replica set|ReplicaSet) "([^"]+)"')
 """How the deployment controller names the newest ReplicaSet in the condition Progressing."""
 _OF_ANY_GENERATION = (Reason.APPLY_REFUSED, Reason.SCALED_TO_ZERO)
-"""What is said of the spec alone, not of pods."""
+"""Reasons that come from the spec alone, not from pods."""
 _WITHOUT_A_PLACE = (Reason.UNSCHEDULABLE, Reason.POD_SETUP_FAILED)
 _ONE_NODE = (
     "; cache.accessMode is ReadWriteOnce, so all pods of the service need one node: for pods on several, "
@@ -160,8 +160,8 @@ def _is_seen(deployment: dict[str, Any]) -> bool:
 
 
 def _of_newest_template(pods: list[dict[str, Any]], deployment: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of `pods` whose trouble is the present spec's. Pods of an older template, which a rollout has yet
-    to replace, may fail for what has been corrected. All of them where the Deployment does not tell."""
+    """Return those of `pods` that run the newest template. Older pods, which a rollout has yet to replace,
+    may fail for a reason that has been corrected. Returns all pods if the Deployment names no template."""
     status = deployment.get("status", {})
     if _is_paused(deployment):
         return pods  # whatever they are made from: no others will be
@@ -214,9 +214,9 @@ def _blocked(finding: Finding | None, deployment: dict[str, Any], old: int, want
     return None
 
 
-def is_too_early(observed: Observed, verdict: Verdict, wanted: int) -> bool:
-    """Whether nothing new can be said of a service that was ready: its pods are, and its Deployment's
-    controller has yet to take note of a change, which it does within a second."""
+def readiness_is_stale(observed: Observed, verdict: Verdict, wanted: int) -> bool:
+    """Whether the Deployment controller has not observed our change yet, which takes up to a second, so that
+    the previous Ready condition stands. All pods of the service are ready."""
     conditions = (observed.service.get("status") or {}).get("conditions") or []
     was_ready = any(
         one.get("type") == ConditionType.READY and one.get("status") == "True" for one in conditions
@@ -262,7 +262,7 @@ def make_status(context: ServiceContext, observed: Observed, wanted: int, verdic
 
 
 def invalid_status(observed: Observed, reason: Reason, message: str) -> dict[str, Any]:
-    """The status of a service with which nothing can be done; what is known of its pods stays as it was."""
+    """The status of a service that cannot be planned; the fields about its pods stay as they were."""
     generation = int(observed.service["metadata"].get("generation", 0))
     old = observed.service.get("status") or {}
     pods = active_pods(observed.pods)

@@ -134,7 +134,7 @@ class Finding:
 
     @property
     def may_pass(self) -> bool:
-        """A failure that the kubelet's next try may find gone, although nobody changed anything here."""
+        """Whether the kubelet's next try may succeed without a change in the cluster."""
         return self.reason in (Reason.MODEL_UNREACHABLE, Reason.POD_SETUP_FAILED)
 
 
@@ -148,16 +148,16 @@ def is_ready(pod: dict[str, Any]) -> bool:
 
 
 def diagnose_pod(
-    pod: dict[str, Any], resource_name: str, report: StartReport | None = None, trouble: str = ""
+    pod: dict[str, Any], resource_name: str, report: StartReport | None = None, event: str = ""
 ) -> Finding | None:
-    """Why `pod` is not ready; None if it is. `report`: what it said of itself last. `trouble`: what Events
-    say is in the way of its volumes or its network."""
+    """Return why `pod` is not ready; None if it is ready. `report`: its last own report. `event`: the newest
+    warning Event about its volumes or its network."""
     if is_ready(pod):
         return None
     name = str(pod["metadata"]["name"])
     scheduled = _condition(pod, "PodScheduled")
-    if scheduled.get("status") == "False" or (trouble and not scheduled):
-        words = [str(scheduled.get("message", "")), trouble if waits_for_claims(pod) else ""]
+    if scheduled.get("status") == "False" or (event and not scheduled):
+        words = [str(scheduled.get("message", "")), event if waits_for_claims(pod) else ""]
         return _unscheduled(name, "; ".join(filter(None, words)), resource_name)
     status = pod.get("status", {})
     containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
@@ -183,15 +183,15 @@ def diagnose_pod(
         return Finding(reason, f"{name}: {said or 'the engine is starting'}", name)
     text = "its containers are being made"
     if is_being_set_up(pod):
-        if trouble:
-            return Finding(Reason.POD_SETUP_FAILED, f"{name}: {_short(trouble)}; it is tried again", name)
+        if event:
+            return Finding(Reason.POD_SETUP_FAILED, f"{name}: {_short(event)}; it is tried again", name)
         text = "its volumes and network are not ready yet; `kubectl describe pod` says what they wait for"
     return Finding(Reason.CREATING_PODS, f"{name}: {text}", name)
 
 
 def _silent_node(pod: dict[str, Any], engine: dict[str, Any]) -> str:
-    """What is to be said where not the kubelet took `pod`'s readiness, but the control plane, which hears
-    nothing of its node: the container is ready as far as the kubelet said last. Empty: the kubelet did."""
+    """Return the message for a pod that the control plane made unready because its node no longer reports:
+    the container is ready in the kubelet's last report. Empty if the kubelet itself made it unready."""
     if not engine.get("ready") or _condition(pod, "Ready").get("reason") == "ReadinessGatesNotReady":
         return ""
     node = pod.get("spec", {}).get("nodeName", "")
@@ -204,14 +204,14 @@ def lacks_secret(pod_events: Iterable[str], name: str) -> bool:
 
 
 def is_being_set_up(pod: dict[str, Any]) -> bool:
-    """Whether a pod has a node and does not have its volumes and its network yet. What is in the way, such
-    as a claim that another node holds, is told by Events alone."""
+    """Whether a pod has a node and does not have its volumes and its network yet. Only Events
+    tell the cause, such as a claim that another node holds."""
     return _condition(pod, "PodReadyToStartContainers").get("status") == "False"
 
 
 def waits_for_claims(pod: dict[str, Any]) -> bool:
-    """Whether a pod has no node, and claims may be why: why nobody provides them is told by Events alone.
-    While a volume is provided for the node that was found, there is no condition yet."""
+    """Whether a pod has no node, possibly because of its claims; only Events tell why a claim has no volume.
+    While a volume is being provided for the node that was found, there is no condition yet."""
     scheduled = _condition(pod, "PodScheduled")
     if not scheduled:
         return bool(pod.get("status", {}).get("phase") == "Pending")
@@ -304,7 +304,7 @@ def _diagnose_container(pod: str, container: dict[str, Any]) -> Finding | None:
         return Finding(Reason.CONFIG_FAILED, f"{pod}: {_short(waiting.get('message') or reason)}", pod)
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
     if not ended or ended.get("exitCode") == 0:
-        # Ended well: an init container that is done, or an engine that was told to stop.
+        # Ended well: an init container that is done, or an engine that received SIGTERM.
         if reason == "CrashLoopBackOff":
             return Finding(
                 Reason.CRASH_LOOP, f"{pod}: the container {container['name']} ends again and again", pod

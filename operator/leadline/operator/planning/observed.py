@@ -31,7 +31,7 @@ class Target(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class StartReport:
-    """What a pod that runs and is not ready says of itself (engine/README.md, "What a server says while it
+    """The own report of a pod that runs and is not ready (engine/README.md, "What a server says while it
     starts")."""
 
     message: str = ""

@@ -27,9 +27,9 @@ from leadline.operator.planning.conditions import (
     Verdict,
     add_names,
     invalid_status,
-    is_too_early,
     judge,
     make_status,
+    readiness_is_stale,
     refused_names,
     said_of,
 )
@@ -64,11 +64,11 @@ class Event:
 @dataclass(slots=True)
 class Plan:
     desired: list[Object] | None = None
-    """In the order of application; None: leave alone what there is (nobody knows what is wanted)."""
+    """In the order of application; None: leave the existing objects alone, since the spec cannot be read."""
     delete: list[Object] = field(default_factory=list)
     """Children of ours that are no longer wanted."""
     replicas: int | None = None
-    """What to write into `spec.replicas`, which says nothing: without it nobody can read `/scale`."""
+    """The number to write into an absent `spec.replicas`; without it, `/scale` cannot be read."""
     status: Object = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
 
@@ -132,7 +132,7 @@ def plan(observed: Observed, settings: OperatorSettings) -> Plan:
         verdict = replace(verdict, message=f"{verdict.message}; {words_of_retained(retained)}")
     status = make_status(context, observed, wanted, verdict)
     events = _events(observed, verdict.reason, verdict.message) + _scaling_events(observed, status)
-    if is_too_early(observed, verdict, wanted):
+    if readiness_is_stale(observed, verdict, wanted):
         # The conditions of the previous generation stay, as such.
         said = observed.service["status"]
         status |= {name: said[name] for name in ("observedGeneration", "conditions") if name in said}

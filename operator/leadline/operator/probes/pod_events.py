@@ -1,8 +1,8 @@
-"""What Events alone tell: why the kubelet cannot set a pod up (a volume that does not mount, no network), and
-why nobody provides a claim that pods wait for.
+"""Reads Events for causes that no status shows: why the kubelet cannot set a pod up (a volume that does not
+mount, no network), and why a claim that pods wait for has no volume.
 
-Looked up, not watched: a cluster has very many Events, and hardly any concerns us. One pod a
-service is asked about, once it has stood for `STUCK_SECONDS`; those of one template share their fate.
+Events are listed, not watched: a cluster has very many, and few concern us. For each service one pod that has
+been stuck for `STUCK_SECONDS` is looked up; pods of one template share their failures.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 10.0
 STUCK_SECONDS = 10.0
-"""What is in the way for a moment at every start (a ConfigMap that the kubelet has yet to see) is none."""
+"""Shorter failures belong to every start, such as a ConfigMap that the kubelet has yet to see."""
 _AT_ONCE = 8
 
 
 class PodEvents:
-    """`run` it as a task while this replica acts. `changed(service)` is called when there is news."""
+    """`run` it as a task while this replica acts. `changed(service)` is called when a message changes."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class PodEvents:
     ) -> None:
         self._api, self._store, self._changed, self._is_ours = api, store, changed, is_ours
         self._found: dict[Key, tuple[str, str]] = {}
-        """Service → uid of a pod, and what is in its way."""
+        """Service → uid of a pod, and the newest warning about it."""
         self._gate = asyncio.Semaphore(_AT_ONCE)
         self._refused = ""
 
     def of(self, key: Key) -> dict[str, str]:
-        """Pod uid → what is in its way."""
+        """Pod uid → the newest warning about it."""
         return dict([self._found[key]]) if key in self._found else {}
 
     async def run(self) -> None:
@@ -58,7 +58,7 @@ class PodEvents:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Ask about every service that has a pod that stands."""
+        """Look up every service with a stuck pod, once."""
         stuck = {key: pod for key in self._store.services() if (pod := self._stuck(key)) is not None}
         for key in self._found.keys() - stuck.keys():
             del self._found[key]
@@ -106,7 +106,7 @@ def _stands(pod: dict[str, Any], now: datetime) -> bool:
 
 
 def _newest(events: list[dict[str, Any]]) -> str:
-    """The message that was said last; empty: none."""
+    """Return the newest message; empty if there is none."""
 
     def said(event: dict[str, Any]) -> str:
         series = event.get("series") or {}

@@ -1,8 +1,8 @@
-"""Keeps up with how far starting pods are, for all services, beside the workers.
+"""Polls the progress of all starting pods, in a task beside the workers.
 
-A poll never holds up a look at a service: answers land in `reports`, from which `plan` reads,
-and a service is queued only when one of its pods has taken a step. A step is another phase, or five percent
-of one: so a load costs at most about twenty writes of status, and a pod that stands still costs none.
+A poll never delays a pass: answers are kept in `reports`, which `plan` reads, and a service is queued only
+when one of its pods has made a step. A step is another phase, or five percent of one. So loading a model
+causes at most about twenty writes of status, and a pod without progress causes none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STEPS = 20
 
 
 def is_step(report: StartReport, before: StartReport | None) -> bool:
-    """Whether a status should say it. Numbers alone, of which no share is known, are none."""
+    """Whether a report differs enough for the status. Numbers without a known fraction do not count."""
     return before is None or _step(report) != _step(before)
 
 
@@ -41,7 +41,7 @@ def _without_numbers(text: str) -> str:
 
 
 class StartProgress:
-    """`run` it as a task while this replica acts. `changed(service)` is called when there is news."""
+    """`run` it as a task while this replica acts. `changed(service)` is called for each step."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class StartProgress:
         self._gate = asyncio.Semaphore(_AT_ONCE)
 
     def reports(self, pods: list[dict[str, Any]]) -> dict[str, StartReport]:
-        """Pod uid → what it said at its last step, of those of `pods` that start."""
+        """Return the last step of those of `pods` that are starting, by uid."""
         uids = [str(pod["metadata"].get("uid")) for pod in pods]
         return {uid: self._reports[uid] for uid in uids if uid in self._reports}
 
