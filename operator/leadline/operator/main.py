@@ -30,7 +30,7 @@ def run(settings: OperatorSettings) -> int:
 
 
 async def _run(settings: OperatorSettings) -> BaseException | None:
-    """Returns why the Controller ended; None after a signal."""
+    """Return why the operator ended by itself; None after a signal."""
     controller = Controller(settings)
     try:
         await kopf.operator(
@@ -42,9 +42,9 @@ async def _run(settings: OperatorSettings) -> BaseException | None:
             liveness_endpoint=_liveness_endpoint(settings.liveness_port),
             stop_flag=controller.stopping,
         )
-    except Exception:
-        if controller.failure is None:
-            raise  # otherwise kopf failed for the same reason
+    except Exception as error:
+        # kopf fails, too, when the controller does: without credentials, for example.
+        return controller.failure or OperatorFailure(f"watch ended: {error!r}")
     return controller.failure
 
 
