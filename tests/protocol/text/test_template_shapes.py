@@ -218,3 +218,43 @@ def test_ids_of_any_length_reach_a_template_that_wants_nine_letters():
         called, answered = text.split("<assistant>")[1].split("<tool>")
         assert called[:9] == answered[:9]
         assert called[:9].isalnum()
+
+
+SYSTEM_FIRST = """{%- for message in messages %}
+{%- if message['role'] == 'system' and not loop.first %}
+{{- raise_exception('system comes first') }}{%- endif %}
+{%- if loop.previtem and loop.previtem['role'] == message['role'] %}
+{{- raise_exception('roles must alternate') }}{%- endif %}
+{{- '<' + message['role'] + '>' + message['content'] }}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("roles", "wanted"),
+    [
+        ("sus", "<system>0<user>1\n\n2"),
+        ("susu", "<system>0<user>1\n\n2\n\n3"),
+        ("uasu", "<user>0<assistant>1<user>2\n\n3"),
+        ("usau", "<user>0\n\n1<assistant>2<user>3"),
+        ("uass", "<user>0<assistant>1<user>2\n\n3"),
+    ],
+)
+def test_a_late_system_message_joins_the_users_where_the_template_wants_it_first(
+    roles: str, wanted: str
+) -> None:
+    """Claude Code sends such messages."""
+    names = {"s": "system", "u": "user", "a": "assistant"}
+    messages = [{"role": names[role], "content": str(number)} for number, role in enumerate(roles)]
+    assert ChatRenderer({"default": SYSTEM_FIRST}, {}).render(messages) == wanted
+
+
+def test_a_late_system_message_stays_where_the_template_shows_it() -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]
+    assert ChatRenderer({"default": OBJECT_BY_KEYS}, {}).render(messages) == "<user>a<system>b"
+
+
+def test_a_late_system_message_joins_parts_where_the_template_wants_those() -> None:
+    first = "{%- if messages[1:] | selectattr('role', 'equalto', 'system') | list %}"
+    template = first + "{{- raise_exception('system comes first') }}{%- endif %}" + ONLY_PARTS
+    messages = [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]
+    assert ChatRenderer({"default": template}, {}).render(messages) == "<user>a b "

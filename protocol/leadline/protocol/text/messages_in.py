@@ -42,6 +42,8 @@ def normalize_messages(
         _name_tools(plain)
     if shape.short_ids:
         _shorten_ids(plain)
+    if not shape.late_system:
+        plain = _without_late_system(plain)
     return _split(plain, shape) if shape.splits_calls else plain
 
 
@@ -181,6 +183,34 @@ def _short_id(call_id: object) -> str:
     if len(text) == len(_CALL_ID) and text.isascii() and text.isalnum():
         return text
     return blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()[: len(_CALL_ID)]
+
+
+def _without_late_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """System messages behind others become text of the user's message in front of them or behind them, or a
+    user's message of their own."""
+    result: list[dict[str, Any]] = []
+    begun = joins = False
+    for message in messages:
+        is_system = message["role"] in ("system", "developer")
+        late, begun = is_system and begun, begun or not is_system
+        if late:
+            message = {"role": "user", "content": message["content"]}
+        if (late or joins) and message["role"] == result[-1]["role"] == "user":
+            result[-1]["content"] = _appended(result[-1]["content"], message["content"])
+        else:
+            result.append(message)
+        joins = late  # the next message of the user as well
+    return result
+
+
+def _appended(before: Any, text: Any) -> Any:
+    """Contents of two messages as one."""
+    if isinstance(before, str) and isinstance(text, str):
+        return f"{before}\n\n{text}"
+    parts: list[Any] = []
+    for content in (before, text):
+        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return parts
 
 
 def _split(messages: list[dict[str, Any]], shape: TemplateShape) -> list[dict[str, Any]]:

@@ -41,6 +41,8 @@ class TemplateShape:
     """Wanted as the object, but a text or another value is taken too."""
     tool_names: bool = False
     """A tool's message must have the tool's name."""
+    late_system: bool = True
+    """A system message behind other messages is shown where it stands."""
     short_ids: bool = False
     """Ids of calls must have nine letters and digits, as in Mistral's templates."""
     thinking: bool = False
@@ -59,8 +61,19 @@ _OTHER_IDS = ("c1", "call_0123456789abcdef01234567")
 
 def find_shape(render: Render, source: str) -> TemplateShape:
     """`source`: the template, for words that it writes itself."""
-    shape = _with_parts(_with_calls(PLAIN, render, source), render)
+    shape = _with_late_system(_with_parts(_with_calls(PLAIN, render, source), render), render)
     return replace(shape, thinking=".thinking" in source)
+
+
+def _with_late_system(shape: TemplateShape, render: Render) -> TemplateShape:
+    def message(role: str, word: str) -> Message:
+        text = _TEXT + word
+        return {"role": role, "content": [_part(word)] if role in shape.only_parts else text}
+
+    question, late = message("user", "question"), message("system", "late")
+    talks = [[question, late], [question, message("assistant", "answer"), late, question]]
+    texts = [render(talk, False) for talk in talks]
+    return replace(shape, late_system=all(text is not None and f"{_TEXT}late" in text for text in texts))
 
 
 def _with_calls(shape: TemplateShape, render: Render, source: str) -> TemplateShape:
