@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from leadline.engine.config import REASONING_FORMATS
 from leadline.engine.frontend.tool_formats import FORMATS
 from leadline.engine.models.families import FAMILIES
 
@@ -23,9 +24,11 @@ def rows_of(text: str) -> list[str]:
 
 def test_every_architecture_and_tool_format_is_on_the_page_and_no_other() -> None:
     architectures, _, rest = PAGE.partition("## Tool calls")
-    formats, _, sizes = rest.partition("## Memory")
+    formats, _, rest = rest.partition("## Reasoning")
+    thoughts, _, sizes = rest.partition("## Memory")
     assert set(rows_of(architectures)) == set(FAMILIES)
     assert rows_of(formats) == sorted(tool_format.name for tool_format in FORMATS)
+    assert set(rows_of(thoughts)) == set(REASONING_FORMATS) - {"auto", "none"}
     assert not rows_of(sizes)
 
 
