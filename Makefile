@@ -49,10 +49,10 @@ format: setup ## format and fix what ruff can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-# pyproject.toml deselects the gpu marker. The tests that compute (the engine, streams that move between engines) and the
-# others, which mostly wait, take about the same time and run in parallel. Both summaries are printed, that of the others
-# (with the cluster tests) last.
-COMPUTING := tests/engine tests/gateway/proxy/test_migration.py
+# pyproject.toml deselects the gpu marker. The tests that compute (engine, gateway, command line) and the others, which
+# mostly wait for the cluster, run in parallel. All that need the cluster are among the others, one after the other. Both
+# summaries are printed, that of the others last.
+COMPUTING := tests/engine tests/cli $(filter-out %/discovery/,$(wildcard tests/gateway/*/))
 test: lint ## lint, and all tests that need no GPU (cluster tests too, if KUBECONFIG is set)
 	@log=$$(mktemp); $(BIN)/pytest $(addprefix --ignore=,$(COMPUTING)) >$$log 2>&1 & others=$$!; \
 	trap 'kill -INT $$others 2>/dev/null' INT TERM; \

@@ -107,6 +107,7 @@ def test_the_document_covers_every_route(small_server: LiveServer) -> None:
         "/v1/messages/count_tokens",
         "/v1/models",
         "/v1/models/{name}",
+        "/v1/responses",
         "/tokenize",
         "/detokenize",
         "/health",
