@@ -8,6 +8,7 @@ Of one piece, more arguments of the open call come first, then reasoning, text a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -55,12 +56,14 @@ class ResponseItems:
         self._held: list[ChatTokenLogprob] = []
         """Of tokens that have brought no text yet."""
         self._template: TextTemplate | None = None
-        """Of the open message's events with text and nothing else."""
+        """Of the open item's events with text and nothing else; None for calls."""
 
     @property
-    def in_message(self) -> bool:
-        """Whether the open item is a message, so that `text_event` may be called."""
-        return self._template is not None
+    def open_field(self) -> Literal["content", "reasoning"] | None:
+        """To which output the open item belongs. `text_event` may be called where it is not None."""
+        if self._template is None:
+            return None
+        return "content" if isinstance(self._open, MessageItem) else "reasoning"
 
     def add(self, parsed: ParsedText, logprobs: Sequence[ChatTokenLogprob] = ()) -> None:
         """Add what a piece brings. `logprobs`: of its tokens."""
@@ -79,7 +82,7 @@ class ResponseItems:
             self._begin_call(part)
 
     def text_event(self, text: str, token_ids: Sequence[int]) -> bytes:
-        """Add text to the open message. Return its event and note, in place of telling the writer."""
+        """Add text to the open message or reasoning. Return its event and note; the writer is not told."""
         assert self._template is not None
         self._texts.append(text)
         return self._writer.text_event(self._template, text, token_ids)
@@ -96,10 +99,13 @@ class ResponseItems:
         if not isinstance(item, ReasoningItem):
             self._close("completed")
             item = self._open = ReasoningItem(id=self._new_id("rs_"), status="in_progress")
+            self._template = TextTemplate(
+                ReasoningTextDelta(item_id=item.id, output_index=self._index, delta=TextTemplate.TEXT)
+            )
             self._added(item, ReasoningText(text=""))
+        assert self._template is not None
         self._texts.append(text)
-        delta = ReasoningTextDelta(item_id=item.id, output_index=self._index, delta=text)
-        self._writer.add(delta)
+        self._writer.add_text(self._template, text)
 
     def _content(self, text: str) -> None:
         if not isinstance(self._open, MessageItem):

@@ -69,6 +69,7 @@ class _Answer:
         self.headers = _headers(body, turn)
         self._body = body
         self._turn = turn
+        turn.reads_in_order = True
         self._response = _begun(body, turn)
         self._writer = EventWriter(notes=bool(body.stream and body.return_token_ids))
         self._items = ResponseItems(self._writer, turn.id_of)
@@ -97,7 +98,7 @@ class _Answer:
         opened = False
 
         def take(delta: OutputDelta) -> bool:
-            if not (plain and opened and items.in_message and outlet.ready):
+            if not (plain and opened and items.open_field == "content" and outlet.ready):
                 return False
             # Nor is it counted: the choice's last delta says how many tokens there were.
             timer.delta(delta)
@@ -156,7 +157,10 @@ class _Answer:
 
     def _add(self, piece: Piece) -> None:
         """Add what a piece brings to the items."""
-        self._items.add(piece.parsed, self._logprobs(piece.delta))
+        logprobs = self._logprobs(piece.delta)
+        for step in piece.steps:
+            self._items.add(step, logprobs)
+            logprobs = []
 
     def _finish(self) -> None:
         """Fill in what the end of the output says."""
