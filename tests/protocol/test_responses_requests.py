@@ -160,6 +160,7 @@ def test_bad_items_are_refused_by_name(items: list[dict[str, Any]], param: str) 
         ),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_object"}}, "regex": "a"}, "regex"),
         ({"metadata": {"a": "b" * 513}}, "metadata"),
         ({"answer_id": "a\nb"}, "answer_id"),
     ],

@@ -144,7 +144,7 @@ def test_what_is_skipped_is_named_in_a_header(server: LiveServer) -> None:
         ({"input": [{"role": "robot", "content": "a"}]}, "input[0].role", "robot"),
         ({"input": "a " * (2 * CONTEXT)}, "input", "maximum context length"),
         ({"input": "a", "tools": [GO, GO]}, "tools", "twice"),
-        ({"input": "a", "regex": "a", "text": {"format": {"type": "json_object"}}}, "text.format", "at most"),
+        ({"input": "a", "regex": "a", "text": {"format": {"type": "json_object"}}}, "regex", "text.format"),
         ({"input": "a", "store": True, "previous_response_id": "r"}, "previous_response_id", "store_seconds"),
         ({"input": "a", "background": True}, "background", "not supported"),
     ],

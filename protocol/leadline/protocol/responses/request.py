@@ -226,16 +226,23 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         if self.wants_logprobs:
             copied["logprobs"], copied["top_logprobs"] = True, self.top_logprobs or 0
         effort = self.reasoning.effort if self.reasoning is not None else None
-        return ChatCompletionRequest(
-            messages=self._messages(),
-            reasoning_effort="xhigh" if effort == "max" else effort,
-            max_completion_tokens=self.max_output_tokens,
-            tools=self._tools(),
-            tool_choice=choice,
-            response_format=self._format(),
-            user=self.user or self.safety_identifier,
-            **copied,
-        )
+        copied |= {
+            "messages": self._messages(),
+            "reasoning_effort": "xhigh" if effort == "max" else effort,
+            "max_completion_tokens": self.max_output_tokens,
+            "tools": self._tools(),
+            "tool_choice": choice,
+            "response_format": self._format(),
+            "user": self.user or self.safety_identifier,
+        }
+        try:
+            return ChatCompletionRequest(**copied)
+        except ValueError as error:  # of a field, written as msgspec's errors
+            problem, _, path = str(error).partition(" - at `$.")
+            param = path.removesuffix("`")
+            param = _PARAMS.get(param, param)
+            problem = problem.replace("response_format", "text.format")
+            raise InvalidBody(f"{problem} - at `{param}`", param) from None
 
     def _messages(self) -> list[Any]:
         if self.input is None:
