@@ -73,8 +73,8 @@ def test_the_clients_own_stream_helper_reads_it(server: LiveServer) -> None:
         assert stream.get_final_response().output_text == text == ANSWER
 
 
-def test_the_limit_makes_a_response_incomplete(server: LiveServer) -> None:
-    _, reader = streamed(server, input=FRANCE, max_output_tokens=2)
+def test_the_limit_makes_a_response_incomplete(small_server: LiveServer) -> None:
+    _, reader = streamed(small_server, input=FRANCE, max_output_tokens=2)
     assert reader.response is not None
     assert reader.response["status"] == "incomplete"
     assert reader.response["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -82,33 +82,37 @@ def test_the_limit_makes_a_response_incomplete(server: LiveServer) -> None:
     assert reader.response["usage"]["output_tokens"] == 2
 
 
-def test_a_schema_holds(server: LiveServer) -> None:
+def test_a_schema_holds(small_server: LiveServer) -> None:
     class Place(BaseModel):
         city: Literal["Paris", "Rome"]
 
-    parsed = server.client.responses.parse(
+    parsed = small_server.client.responses.parse(
         model="smollm2", input=FRANCE, text_format=Place, temperature=0, max_output_tokens=60
     )
     assert parsed.output_parsed is not None
     assert parsed.output_parsed.city in ("Paris", "Rome")
 
 
-def test_a_call_that_must_be_made_streams_and_its_output_goes_back(server: LiveServer) -> None:
+def test_a_call_that_must_be_made_streams_and_its_output_goes_back(small_server: LiveServer) -> None:
     asked: Any = {"role": "user", "content": "Go."}
-    _, reader = streamed(server, input=[asked], tools=[GO], tool_choice="required", parallel_tool_calls=False)
+    _, reader = streamed(
+        small_server, input=[asked], tools=[GO], tool_choice="required", parallel_tool_calls=False
+    )
     (call,) = reader.items
     ResponseFunctionToolCall.model_validate(call, strict=True)
     assert (call["name"], call["status"]) == ("go", "completed")
     assert json.loads(call["arguments"])["n"] in (1, 2)
     output: Any = {"type": "function_call_output", "call_id": call["call_id"], "output": "Gone."}
-    answer = server.client.responses.create(
+    answer = small_server.client.responses.create(
         model="smollm2", input=[asked, call, output], tools=[GO], tool_choice="none", max_output_tokens=8
     )
     assert answer.output[0].type == "message"
 
 
-def test_text_and_calls_are_items_in_the_order_of_the_output(server: LiveServer) -> None:
-    _, reader = streamed(server, input="Go.", tools=[GO], regex=f"Look: {CALL}{CALL}", max_output_tokens=120)
+def test_text_and_calls_are_items_in_the_order_of_the_output(small_server: LiveServer) -> None:
+    _, reader = streamed(
+        small_server, input="Go.", tools=[GO], regex=f"Look: {CALL}{CALL}", max_output_tokens=120
+    )
     assert [item["type"] for item in reader.items] == ["message", "function_call", "function_call"]
     assert reader.items[0]["content"][0]["text"] == "Look:"
     assert [json.loads(item["arguments"]) for item in reader.items[1:]] == [{"n": 2}, {"n": 2}]
@@ -124,8 +128,8 @@ def test_log_probabilities_come_with_the_text(server: LiveServer) -> None:
     assert data.count(b'"logprobs":[{') > 3
 
 
-def test_what_is_skipped_is_named_in_a_header(server: LiveServer) -> None:
-    answer = server.post(
+def test_what_is_skipped_is_named_in_a_header(small_server: LiveServer) -> None:
+    answer = small_server.post(
         "/v1/responses",
         input="Hi",
         max_output_tokens=1,

@@ -60,7 +60,7 @@ class ResponseItems:
 
     @property
     def open_field(self) -> Literal["content", "reasoning"] | None:
-        """To which output the open item belongs. `text_event` may be called where it is not None."""
+        """To which output the open item belongs; None for calls."""
         if self._template is None:
             return None
         return "content" if isinstance(self._open, MessageItem) else "reasoning"
@@ -81,9 +81,14 @@ class ResponseItems:
         for part in fresh:
             self._begin_call(part)
 
-    def text_event(self, text: str, token_ids: Sequence[int]) -> bytes:
-        """Add text to the open message or reasoning. Return its event and note; the writer is not told."""
-        assert self._template is not None
+    def text_event(
+        self, field: Literal["content", "reasoning"], text: str, token_ids: Sequence[int]
+    ) -> bytes:
+        """Add text to a message or reasoning. Return its events and note."""
+        if field != self.open_field or self._template is None:
+            self.add(ParsedText(text) if field == "content" else ParsedText(reasoning=text))
+            self._writer.tokens(token_ids)
+            return self._writer.take()
         self._texts.append(text)
         return self._writer.text_event(self._template, text, token_ids)
 

@@ -94,15 +94,22 @@ class _Answer:
 
     async def events(self, timer: RequestTimer, outlet: Outlet) -> AsyncGenerator[bytes, None]:
         turn, writer, items = self._turn, self._writer, self._items
-        plain = not (turn.is_parsed or self._body.wants_logprobs)
+        plain = not self._body.wants_logprobs
         opened = False
 
         def take(delta: OutputDelta) -> bool:
-            if not (plain and opened and items.open_field == "content" and outlet.ready):
+            if not (opened and outlet.ready):
                 return False
-            # Nor is it counted: the choice's last delta says how many tokens there were.
-            timer.delta(delta)
-            if event := items.text_event(delta.text, delta.token_ids):
+            field = turn.plain_field(delta) if plain and items.open_field is not None else None
+            if field is None:
+                self._add(turn.read(delta, timer))
+                writer.tokens(delta.token_ids)
+                event = writer.take()
+            else:
+                # Nor is it counted: the choice's last delta says how many tokens there were.
+                timer.delta(delta)
+                event = items.text_event(field, delta.text, delta.token_ids)
+            if event:
                 outlet.write(event)
             return True
 
