@@ -9,7 +9,7 @@
 Only `on.event` handlers watch: they are level-triggered, and with them kopf puts neither finalizers nor
 annotations on objects. Its timers and daemons would put a finalizer on every InferenceService, so that no
 delete could end while the operator is away (P6). So the periodic work runs in tasks of the Controller. kopf's
-indices cannot take in the answers to our own writes, as the Store does. Decision 029 has the numbers.
+indices cannot take in the answers to our own writes, as the Store does. Decision 031 has the numbers.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 As in client-go, the holder renews the Lease, and another replica takes it when it has not changed for its
 duration on that replica's own clock, so that clocks need not agree. A holder that cannot renew in time stops
-before another may start. The election of `kubernetes.aio` does not stop in these cases (decision 029).
+before another may start. The election of `kubernetes.aio` does not stop in these cases (decision 031).
 Source: coordination.k8s.io/v1 Lease.
 """
 
