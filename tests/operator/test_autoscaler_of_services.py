@@ -145,3 +145,10 @@ def test_the_engines_own_metrics_are_understood() -> None:
     text = Metrics(lambda: (stats, speeds, 0.0, True)).render().decode()
     assert parse_in_flight(text) == 5.0
     assert parse_in_flight(Metrics(lambda: None).render().decode()) is None
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1", "1e308", "many"])
+def test_what_is_no_number_of_requests_is_refused(value: str) -> None:
+    """A team may run any image, and an infinite demand would end the autoscaler of all services."""
+    with pytest.raises(ValueError, match=r"requests in flight|could not convert"):
+        parse_in_flight(f"leadline_engine_running_requests {value}\n")

@@ -62,6 +62,8 @@ leadline_engine_waiting_requests{priority_class="batch"} 4.0
 def test_an_engines_metrics_tell_its_use() -> None:
     assert parse_use(ENGINE) == PodUse(7, 0.5)
     assert parse_use("leadline_engine_ready 0.0") is None
+    with pytest.raises(ValueError, match="KV blocks"):
+        parse_use(ENGINE + "leadline_engine_kv_blocks NaN\n")
 
 
 class Machine:

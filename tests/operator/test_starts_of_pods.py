@@ -62,6 +62,15 @@ def test_an_answer_that_says_nothing_is_none(body: bytes) -> None:
     assert parse_start(body) is None
 
 
+def test_an_answer_made_to_break_the_reader_does_not() -> None:
+    """A team may run any image. What is raised here would end the operator."""
+    assert parse_start(b"[" * 4096) is None
+    assert parse_start(b'{"progress": {"phase": "loading", "fraction": 1' + b"0" * 400 + b"}}") is None
+    report = parse_start(b'{"progress": {"phase": "loading", "fraction": NaN}}')
+    assert report == StartReport("", "loading", None)
+    assert not is_step(report, report)
+
+
 def test_the_engines_own_answer_is_understood() -> None:
     import msgspec
 

@@ -43,6 +43,8 @@ class GatewayView:
     """<namespace>/<name> → requests."""
 
 
+_MOST_REQUESTS = 1e9
+"""More is a fault of the pod, whose image may be anybody's."""
 _SAMPLE = re.compile(
     r'leadline_gateway_(pods|in_flight_requests)\{service="([^"]*)"\} ([0-9.eE+-]+)', re.ASCII
 )
@@ -88,10 +90,16 @@ def of_pods(loads: Sequence[float | None], target: int) -> Demand | None:
 
 
 def parse_in_flight(text: str) -> float | None:
-    """Running and waiting requests in an engine's metrics; None if it does not tell. Raises ValueError."""
+    """Return the running and waiting requests in an engine's metrics; None if it does not tell. Raises
+    ValueError for what is no number of requests, such as NaN."""
     values = [
         float(line.rpartition(" ")[2])
         for line in text.splitlines()
         if line.startswith(("leadline_engine_running_requests", "leadline_engine_waiting_requests"))
     ]
-    return sum(values) if values else None
+    if not values:
+        return None
+    total = sum(values)
+    if not 0 <= total <= _MOST_REQUESTS:
+        raise ValueError(f"{total} requests in flight")
+    return total

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,8 +94,10 @@ def parse_use(text: str) -> PodUse | None:
         suffix = name.removeprefix("leadline_engine_kv_blocks")
         if suffix != name and suffix in blocks:
             blocks[suffix] = float(value)
-    held = blocks["_used"] + blocks["_cached"]
-    return PodUse(in_flight, min(held / blocks[""], 1.0) if blocks[""] else 0.0)
+    share = (blocks["_used"] + blocks["_cached"]) / blocks[""] if blocks[""] else 0.0
+    if math.isnan(share):
+        raise ValueError("the KV blocks are no numbers")
+    return PodUse(in_flight, min(max(share, 0.0), 1.0))
 
 
 def deletion_costs(uses: dict[str, PodUse | None]) -> dict[str, int]:

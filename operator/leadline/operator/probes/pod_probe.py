@@ -8,6 +8,7 @@ While a model is downloaded by the pod's init container, that one answers, in th
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import aiohttp
@@ -52,19 +53,21 @@ class PodProbe:
 
 
 def parse_start(body: bytes) -> StartReport | None:
-    """An answer of /ready that is no 200; None for one that says nothing."""
+    """Return what an answer of /ready that is no 200 reports; None for one that says nothing. A team may run
+    any image, so the body may be anything."""
     try:
         answer = json.loads(body)
         message = str((answer.get("error") or {}).get("message") or "")
         told = answer.get("progress") or {}
         share = told.get("fraction")
+        fraction = math.nan if share is None else min(max(float(share), 0.0), 1.0)
         report = StartReport(
             message,
             str(told.get("phase") or ""),
-            None if share is None else min(max(float(share), 0.0), 1.0),
+            None if math.isnan(fraction) else fraction,
             str(told.get("detail") or ""),
         )
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
         return None
     return report if report.message or report.phase else None
 
