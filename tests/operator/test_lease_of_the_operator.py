@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
+from leadline.operator.kube import leader
 from leadline.operator.kube.api import KubeApi
 from leadline.operator.kube.leader import LeaderElection
 
@@ -100,3 +103,34 @@ async def test_a_lease_that_stays_away_is_made_again() -> None:
         machine.lease, one._duration = None, 0.0
         assert await one._acquire_or_renew()
         assert machine.lease is not None
+
+
+async def test_a_holder_that_gets_no_answers_stops_before_another_may_take_the_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each request of the holder waits for a third of the duration, as on a node without its network."""
+    now = 1000.0
+
+    class Silent:
+        async def get(self, *_: object) -> dict[str, Any]:
+            nonlocal now
+            now += 5
+            raise TimeoutError
+
+    async with server() as (_, api):
+        monkeypatch.setattr(leader, "time", SimpleNamespace(monotonic=lambda: now))
+        one = election(api, duration=15)
+        await one._round()
+        assert one.leading.is_set()
+        one._api = Silent()  # type: ignore[assignment]
+        while one.leading.is_set():
+            now += 5  # the pause between rounds
+            await one._round()
+        assert now - 1000 <= 10
+
+
+async def test_others_wait_no_shorter_than_the_holder_counts_on() -> None:
+    async with server() as (machine, api):
+        await election(api, duration=1.9)._round()
+        assert machine.lease is not None
+        assert machine.lease["spec"]["leaseDurationSeconds"] == 2

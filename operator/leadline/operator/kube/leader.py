@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -67,8 +68,9 @@ class LeaderElection:
                 held = await self._acquire_or_renew()
         except (ApiError, aiohttp.ClientError, TimeoutError) as error:
             log.warning("lease %s/%s: %s", self._namespace, self._name, str(error) or type(error).__name__)
-            # No other replica may take the Lease before its duration is over; we stop at two thirds of it.
-            held = self.leading.is_set() and began - self._renewed < self._duration * 2 / 3
+            # No other replica may take the Lease before its duration is over; we stop at two thirds of it, in
+            # which the time counts that this request has waited for an answer.
+            held = self.leading.is_set() and time.monotonic() - self._renewed < self._duration * 2 / 3
         else:
             if held:
                 self._renewed = began
@@ -129,7 +131,7 @@ class LeaderElection:
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if old else 0)
         spec |= {
             "holderIdentity": self._identity,
-            "leaseDurationSeconds": max(int(self._duration), 1),
+            "leaseDurationSeconds": max(math.ceil(self._duration), 1),
             "renewTime": now,
         }
         metadata: dict[str, Any] = {"namespace": self._namespace, "name": self._name}
