@@ -6,16 +6,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 from kube_script import KubeScript, endpoint, kube_script, slice_of
 from kubernetes.aio.client import ApiClient, Configuration
 
 from leadline.gateway.config_file import read_config
 from leadline.gateway.configured_services import build_table
+from leadline.gateway.discovery import reflector
 from leadline.gateway.discovery.discovery import Discovery
 from leadline.gateway.discovery.kube_api import KubeAccess, find_access
+from leadline.gateway.discovery.reflector import Reflector
+from leadline.gateway.discovery.slices import RESOURCE as SLICES
+from leadline.gateway.discovery.slices import EndpointSlice
 from leadline.gateway.discovery.timing import Timing
 from leadline.gateway.errors import ConfigError, NoPods, UnknownModel
 from leadline.gateway.services import ServiceTable
@@ -181,6 +187,46 @@ async def test_a_watch_that_the_server_ends_is_begun_again_from_the_last_bookmar
         assert kube.script.requests[-1]["resourceVersion"] == str(kube.script.version)
         assert kube.script.requests[-1]["allowWatchBookmarks"] == "true"
         assert kube.script.lists == 1
+
+
+async def test_watches_that_are_cut_after_a_while_are_begun_again_without_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by a proxy that closes every connection after half a minute."""
+    now = 0.0
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 12:
+            raise asyncio.CancelledError
+
+    class Cut(Reflector[EndpointSlice]):
+        async def _list(self) -> None:
+            self._listed_at = now
+
+        async def _watch(self) -> None:
+            nonlocal now
+            now += 30
+            raise aiohttp.ClientPayloadError("cut")
+
+    monkeypatch.setattr(reflector, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(reflector, "asyncio", SimpleNamespace(sleep=sleep, Event=asyncio.Event))
+    client = ApiClient(Configuration(host="http://127.0.0.1"))
+    with pytest.raises(asyncio.CancelledError):
+        await Cut(client, EndpointSlice, SLICES, "ns", "", lambda gone, come: None).run()
+    assert max(pauses) <= Timing().first_pause
+
+
+async def test_after_an_event_that_cannot_be_read_another_watch_is_begun(tmp_path: Path) -> None:
+    async with watching(tmp_path, slice_of("s1", "a")) as kube:
+        await until(lambda: kube.script.watches == 1)
+        await kube.script.put(slice_of("s2", "b") | {"endpoints": "none"})
+        await until(lambda: kube.script.lists >= 2)
+        await kube.script.delete("s2")
+        await kube.script.put(slice_of("s1", "a", "c"))
+        await until(lambda: kube.pods() == {"a": "ready", "c": "ready"})
+        await until(lambda: kube.script.watches >= 2, 5)
 
 
 async def test_410_gone_leads_to_a_new_list(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ __all__ = ["Reflector"]
 log = logging.getLogger(__name__)
 
 _PAGE = 500
+_STOOD = 10
+"""A watch that has lasted so many times the pause that is due stood for long."""
 
 
 class Item(Protocol):
@@ -95,9 +97,11 @@ class Reflector(Generic[ItemT]):
         pause = self._timing.first_pause
         reported = ""
         while True:
+            watching_since = float("inf")
             try:
                 if time.monotonic() - self._listed_at >= self._timing.resync:
                     await self._list()
+                watching_since = time.monotonic()
                 await self._watch()
                 pause, reported = self._timing.first_pause, ""
                 continue
@@ -117,6 +121,9 @@ class Reflector(Generic[ItemT]):
                 self._listed_at = float("-inf")
                 problem = f"{type(error).__name__}: {error}"
             self.failures += 1
+            if time.monotonic() - watching_since >= _STOOD * pause:
+                # A proxy may end every watch before its time: each one that stood for long is a success.
+                pause = self._timing.first_pause
             if problem != reported:
                 reported = problem
                 log.warning("discovery: keeping %d %s as they are: %s", len(self._held), self.plural, problem)
@@ -170,8 +177,10 @@ class Reflector(Generic[ItemT]):
             serialize=False,
             _request_timeout=_timeout(seconds + self._timing.slack),
         )
-        async for event in events:
-            self._take(event)
+        # Left when an event cannot be read, too: else the library's next watch goes on with this answer.
+        async with self._watcher:
+            async for event in events:
+                self._take(event)
         if time.monotonic() - started < min(1.0, seconds / 2):
             # A server or proxy that ends every watch at once must not be asked in a tight loop.
             await asyncio.sleep(self._timing.first_pause)
