@@ -27,11 +27,15 @@ class Server:
         """Path → label selector."""
         self.writes: list[str] = []
         self.status = 200
+        self.silent = False
         self.seen = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.method != "GET":
             self.writes.append(f"{request.method} {request.path}")
+        if self.silent:
+            self.seen.set()
+            await asyncio.Event().wait()
         if (found := discovered(request.path)) is not None:
             return web.json_response(found)
         if self.status != 200:
@@ -140,3 +144,22 @@ async def test_without_rights_it_ends_with_the_api_servers_reason(
             failure = await main._run(OperatorSettings(port=0))
         assert isinstance(failure, OperatorFailure)
         assert str(failure) == "the API server refuses: Forbidden: no rights"
+
+
+async def test_it_ends_soon_when_it_is_stopped_before_the_api_server_has_answered_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kopf alone waits five seconds for the requests of its start."""
+    controllers: list[Controller] = []
+    monkeypatch.setattr(
+        main, "Controller", lambda settings: controllers.append(Controller(settings)) or controllers[0]
+    )
+    monkeypatch.setattr(main, "_KOPF_SECONDS", 0.1)
+    async with server(tmp_path, monkeypatch) as api:
+        api.silent = True
+        running = asyncio.create_task(main._run(OperatorSettings(port=0)))
+        async with asyncio.timeout(20):
+            await api.seen.wait()
+        controllers[0].stopping.set()
+        async with asyncio.timeout(4):
+            assert await running is None

@@ -16,6 +16,9 @@ __all__ = ["run"]
 
 log = logging.getLogger("leadline.operator")
 
+_KOPF_SECONDS = 1.0
+"""How long kopf's own tasks may take after the controller has stopped."""
+
 
 def run(settings: OperatorSettings) -> int:
     """Run until SIGTERM or SIGINT. Returns the exit code."""
@@ -32,8 +35,9 @@ def run(settings: OperatorSettings) -> int:
 async def _run(settings: OperatorSettings) -> BaseException | None:
     """Return why the operator ended by itself; None after a signal."""
     controller = Controller(settings)
-    try:
-        await kopf.operator(
+    stopping = asyncio.create_task(controller.stopping.wait(), name="stopping")
+    watching = asyncio.create_task(
+        kopf.operator(
             registry=handlers.registry,
             memo=kopf.Memo(controller=controller),
             standalone=True,  # a Lease decides which replica acts
@@ -41,10 +45,18 @@ async def _run(settings: OperatorSettings) -> BaseException | None:
             namespaces=settings.namespaces,
             liveness_endpoint=_liveness_endpoint(settings.liveness_port),
             stop_flag=controller.stopping,
-        )
-    except Exception as error:
+        ),
+        name="watching",
+    )
+    await asyncio.wait({stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+    # kopf would wait five seconds for its first requests, which outlive their session and never end.
+    await asyncio.wait({watching}, timeout=_KOPF_SECONDS)
+    for task in (stopping, watching):
+        task.cancel()
+    _, ended = await asyncio.gather(stopping, watching, return_exceptions=True)
+    if isinstance(ended, Exception):
         # kopf fails, too, when the controller does: without credentials, for example.
-        return controller.failure or OperatorFailure(f"watch ended: {error!r}")
+        return controller.failure or OperatorFailure(f"watch ended: {ended!r}")
     return controller.failure
 
 
