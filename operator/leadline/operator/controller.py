@@ -264,6 +264,9 @@ class Controller:
                     group.create_task(self._work(reconciler))
         finally:
             self._set_leading(False)
+            # The next leader counts the services; what this replica knew would stand, and its alerts with it.
+            self._reasons.clear()
+            self.metrics.services.clear()
 
     def _set_leading(self, leading: bool) -> None:
         self.leading = leading
