@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from leadline.engine.core.plan import StepPlan, StepRow
 from leadline.engine.core.step_bounds import StepBounds
+
+_step_ids = count()
 
 
 class Core:
@@ -31,14 +35,14 @@ class Core:
 
 
 def decode(sequences: int, context: int = 100) -> StepPlan:
-    plan = StepPlan(0)
+    plan = StepPlan(next(_step_ids))
     plan.rows = [StepRow(slot, context, 1, True) for slot in range(sequences)]
     return plan
 
 
-def prompt(count: int, start: int = 0, decoding: int = 0) -> StepPlan:
+def prompt(tokens: int, start: int = 0, decoding: int = 0) -> StepPlan:
     plan = decode(decoding)
-    plan.rows.append(StepRow(decoding, start, count, True))
+    plan.rows.append(StepRow(decoding, start, tokens, True))
     return plan
 
 
@@ -106,3 +110,17 @@ def test_a_step_that_is_launched_and_then_awaited_is_bounded_anew_at_each() -> N
     core.now += 3600.0
     core.bounds.leave()
     assert core.step(decode(8), 0.03) == 10.0
+
+
+def test_a_launch_that_computes_the_step_is_not_measured_by_the_short_wait_behind_it() -> None:
+    core = Core()
+    bounds = []
+    for _ in range(4):
+        plan = prompt(2000)
+        core.bounds.enter(plan)
+        bounds.append(core.allowed)
+        core.now += 15.0
+        core.bounds.enter(plan)
+        core.now += 0.001
+        core.bounds.leave()
+    assert bounds == pytest.approx([0.0, 300.0, 300.0, 300.0], rel=0.01)

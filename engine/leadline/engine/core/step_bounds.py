@@ -2,6 +2,9 @@
 
     seconds allowed  =  max(10, 20 * the longest step of this size so far)
 
+Launching a step and waiting for it are measured apart: on a CPU the launch computes the step, and the wait is
+short.
+
 The size is a power of two of the tokens that the step computes, where a chunk of a prompt counts more the
 further in the context it begins. The first step of a size has no bound: it may compile kernels or capture a
 graph. It counts as a measurement only until there is a second one. A later step counts as at most twice as
@@ -23,6 +26,8 @@ _FADE = 0.999
 """Each step takes this much off what is remembered of longer ones."""
 _KEYS_A_TOKEN = 4096
 """Attention to this many keys takes about as long as the rest of a token's computation."""
+_Part = tuple[int, bool]
+"""A step's size, and whether it is waited for."""
 
 
 class StepBounds:
@@ -36,39 +41,43 @@ class StepBounds:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._begin, self._end, self._clock = begin, end, clock
-        self._longest: dict[int, float] = {}
-        self._firsts: set[int] = set()
-        """Sizes that one step had so far."""
-        self._size, self._since = -1, 0.0
-        """Of the step that is being computed; -1: none."""
+        self._longest: dict[_Part, float] = {}
+        self._firsts: set[_Part] = set()
+        """Parts that were measured once so far."""
+        self._part: _Part | None = None
+        """What is being computed; None: nothing."""
+        self._since = 0.0
+        self._launched = -1
+        """The latest step that was launched."""
 
     def enter(self, plan: StepPlan) -> None:
         """A step is about to be launched, or to be waited for."""
         now = self._clock()
         self._observe(now)
-        self._size, self._since = _size(plan), now
-        longest = self._longest.get(self._size)
+        self._part, self._since = (_size(plan), plan.step_id <= self._launched), now
+        self._launched = max(self._launched, plan.step_id)
+        longest = self._longest.get(self._part)
         self._begin(0.0 if longest is None else max(_LEAST_SECONDS, _TIMES * longest))
 
     def leave(self) -> None:
         """Nothing is computed, or waited for, from now on."""
         self._observe(self._clock())
-        self._size = -1
+        self._part = None
         self._end()
 
     def _observe(self, now: float) -> None:
-        size, seconds = self._size, now - self._since
-        if size < 0:
+        part, seconds = self._part, now - self._since
+        if part is None:
             return
-        longest = self._longest.get(size)
+        longest = self._longest.get(part)
         if longest is None:
-            self._firsts.add(size)
-        elif size in self._firsts:
-            self._firsts.discard(size)
+            self._firsts.add(part)
+        elif part in self._firsts:
+            self._firsts.discard(part)
         else:
             seconds = min(seconds, max(2 * longest, _LEAST_SECONDS / _TIMES))
             seconds = max(seconds, longest * _FADE)
-        self._longest[size] = seconds
+        self._longest[part] = seconds
 
 
 def _size(plan: StepPlan) -> int:
