@@ -220,7 +220,7 @@ class CallParser:
             if self._text.startswith(text, self._at):
                 self._at += len(text)
                 return True
-            if self.ended or not text.startswith(self._text[self._at :]):
+            if self.ended or not text.startswith(self._text[self._at : self._at + len(text)]):
                 return False
             yield
 
