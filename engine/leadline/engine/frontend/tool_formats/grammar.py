@@ -202,9 +202,10 @@ def quoted(text: str) -> str:
 def fields_of(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:
     """(name, schema, whether it must come) of each property; those forbidden are left out."""
     given = schema.get("properties")
-    required = schema.get("required")
+    listed = schema.get("required")
+    required = {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
     return [
-        (name, part if isinstance(part, Mapping) else {}, isinstance(required, list) and name in required)
+        (name, part if isinstance(part, Mapping) else {}, name in required)
         for name, part in (given.items() if isinstance(given, Mapping) else ())
         if part is not False
     ]
