@@ -15,6 +15,7 @@ from leadline.engine.config import EngineConfig
 from leadline.engine.errors import ConfigError, RequestError
 from leadline.engine.frontend.structured import GrammarCompiler
 from leadline.engine.frontend.tool_formats import FORMATS, ToolCall, detect_format, format_named, parse_whole
+from leadline.engine.frontend.tool_formats.typed_text import types_of
 from leadline.engine.frontend.tool_schema import calls_in_text, known_format, or_calls, plan_tools
 from leadline.engine.model_texts import ModelTexts
 from leadline.engine.sampling_params import StructuredSpec
@@ -338,3 +339,10 @@ def test_a_qwen_call_without_its_outer_tag_is_one_if_the_tool_is_known():
     assert plain(read("qwen3_coder", f"Well. {call}")[1]) == [("note", {"text": "x"})]
     prose = "Write <function=name> to call one."
     assert read("qwen3_coder", prose) == (prose, [])
+
+
+def test_types_behind_references_are_found_once_however_often_they_are_named():
+    me = {"$ref": "#/$defs/me"}
+    root = {"$defs": {"me": {"anyOf": [me] * 1000}, "id": {"type": "integer"}}}
+    assert types_of(me, root) == frozenset()
+    assert types_of({"anyOf": [{"$ref": "#/$defs/id"}, {"type": "null"}]}, root) == {"integer", "null"}

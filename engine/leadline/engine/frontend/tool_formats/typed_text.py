@@ -90,21 +90,33 @@ def to_json(text: str, types: frozenset[str]) -> str:
             return "null"
         if "boolean" in types and bare in ("True", "False"):
             return bare.lower()
-        for form in (_json(bare), convert(bare, PYTHON) if bare[:1] in ("{", "[", "(") else None):
-            if form is not None and _fits(form, types):
-                return form
+        form = _json(bare)
+        if form is None and bare[:1] in ("{", "[", "("):
+            form = convert(bare, PYTHON)
+        if form is not None and _fits(form, types):
+            return form
         whole = bare.removesuffix(".0")
         if "integer" in types and whole != bare and NUMBER.fullmatch(whole):
             return whole
     return json.dumps(text, ensure_ascii=False)
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """JSON types that an instance of `schema` may have, a part of `root`; empty if it does not say."""
+    return _types_of(schema, root, {}, 0)
+
+
+def _types_of(
+    schema: Any, root: Mapping[str, Any], named: dict[str, frozenset[str]], depth: int
+) -> frozenset[str]:
+    """`named`: the types behind references, each of which is followed once."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return frozenset()
     if isinstance(reference := schema.get("$ref"), str):
-        return types_of(_at(root, reference), root, depth + 1)
+        if reference not in named:
+            named[reference] = frozenset()  # a reference within itself says nothing
+            named[reference] = _types_of(_at(root, reference), root, named, depth + 1)
+        return named[reference]
     given = schema.get("type")
     if isinstance(given, str) or (isinstance(given, list) and given):
         types = frozenset([given] if isinstance(given, str) else map(str, given))
@@ -114,10 +126,11 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
         return frozenset(map(_type_of, values))
     for key in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(key), list) and options:
-            each = [types_of(option, root, depth + 1) for option in options]
+            each = [_types_of(option, root, named, depth + 1) for option in options]
             return frozenset().union(*each) if all(each) else frozenset()
     if isinstance(parts := schema.get("allOf"), list):
-        return next((types for part in parts if (types := types_of(part, root, depth + 1))), frozenset())
+        each = [_types_of(part, root, named, depth + 1) for part in parts]
+        return next((types for types in each if types), frozenset())
     return frozenset()
 
 
