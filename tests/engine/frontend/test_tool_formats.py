@@ -346,3 +346,12 @@ def test_types_behind_references_are_found_once_however_often_they_are_named():
     root = {"$defs": {"me": {"anyOf": [me] * 1000}, "id": {"type": "integer"}}}
     assert types_of(me, root) == frozenset()
     assert types_of({"anyOf": [{"$ref": "#/$defs/id"}, {"type": "null"}]}, root) == {"integer", "null"}
+
+
+def test_a_grammar_of_tools_stays_bounded_however_often_their_definitions_are_named(grammars):
+    properties = {f"p{i}": {"type": "integer"} for i in range(1000)}
+    schema = {"type": "object", "properties": properties, "$defs": {"big": {"description": "x" * 10_000}}}
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
+    with pytest.raises(RequestError) as refused:
+        calls_in_text(plan_tools([tool]), format_named("qwen3_coder"), grammars[1])
+    assert (refused.value.param, refused.value.code) == ("tools", "invalid_grammar")

@@ -281,9 +281,10 @@ def _portable_parts(grammar: str) -> str:
 
 def check_length(spec: StructuredSpec) -> None:
     """Raise RequestError for a spec that is too long to be compiled."""
-    longest = _LONGEST.get(spec.kind, 0)
-    if len(spec.value) > longest:
-        raise rejected(spec, f"it has {len(spec.value):,} characters; at most {longest:,} are possible")
+    for kind, text in ((spec.kind, spec.value), ("lark", spec.calls)):
+        longest = _LONGEST.get(kind, 0)
+        if len(text) > longest:
+            raise rejected(spec, f"it has {len(text):,} characters; at most {longest:,} are possible")
 
 
 def _object(schema: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from leadline.engine.errors import RequestError
 from leadline.engine.frontend.tool_formats.typed_text import types_of
 
 __all__ = [
@@ -36,6 +37,8 @@ WHITESPACE = r"[ \t\n\r]{0,20}"
 
 _BLANK = r"/[ \n\t]{0,20}/"
 _DEFINITIONS = ("$defs", "definitions")
+_MOST_CHARACTERS = 1 << 18
+"""Of schemas in one grammar. A tool's definitions are written again for each of its parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class CallGrammar:
     """Special tokens that may stand in a text, in a rule; empty if there are none."""
     _in_text: bool = False
     _rules: list[str] = field(default_factory=list)
+    _characters: int = 0
+    """Of schemas written so far."""
 
     # For formats
 
@@ -120,10 +125,20 @@ class CallGrammar:
         return f'"[" {_BLANK} {call} {further} {_BLANK} "]"'
 
     def json(self, schema: Mapping[str, Any], tool: ToolSchema | None = None) -> str:
-        """A value by a schema, a part of that of `tool`."""
+        """A value by a schema, a part of that of `tool`. Raises RequestError where the schemas of a request
+        become too long."""
         root = (tool.parameters if tool is not None else None) or {}
         whole = {**{key: root[key] for key in _DEFINITIONS if key in root}, **schema}
-        return f"%json {json.dumps({**whole, 'x-guidance': {'whitespace_pattern': WHITESPACE}})}"
+        text = json.dumps({**whole, "x-guidance": {"whitespace_pattern": WHITESPACE}})
+        self._characters += len(text)
+        if self._characters > _MOST_CHARACTERS:
+            raise RequestError(
+                "the JSON schemas of strict tools cannot be used: their grammar has more than "
+                f"{_MOST_CHARACTERS:,} characters. A tool's definitions count once for each parameter",
+                param="tools",
+                code="invalid_grammar",
+            )
+        return f"%json {text}"
 
     def typed_text(self, tool: ToolSchema, schema: Mapping[str, Any], closer: str) -> str:
         """A parameter's value as plain text, and `closer`, which ends it."""
