@@ -237,6 +237,7 @@ SYSTEM_FIRST = """{%- for message in messages %}
         ("uasu", "<user>0<assistant>1<user>2\n\n3"),
         ("usau", "<user>0\n\n1<assistant>2<user>3"),
         ("uass", "<user>0<assistant>1<user>2\n\n3"),
+        ("ussssu", "<user>0\n\n1\n\n2\n\n3\n\n4\n\n5"),
     ],
 )
 def test_a_late_system_message_joins_the_users_where_the_template_wants_it_first(

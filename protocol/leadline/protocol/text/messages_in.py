@@ -189,6 +189,8 @@ def _without_late_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]
     """System messages behind others become text of the user's message in front of them or behind them, or a
     user's message of their own."""
     result: list[dict[str, Any]] = []
+    contents: list[list[Any]] = []
+    """Of each message in `result`."""
     begun = joins = False
     for message in messages:
         is_system = message["role"] in ("system", "developer")
@@ -196,19 +198,23 @@ def _without_late_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]
         if late:
             message = {"role": "user", "content": message["content"]}
         if (late or joins) and message["role"] == result[-1]["role"] == "user":
-            result[-1]["content"] = _appended(result[-1]["content"], message["content"])
+            contents[-1].append(message["content"])
         else:
             result.append(message)
+            contents.append([message["content"]])
         joins = late  # the next message of the user as well
+    for message, several in zip(result, contents, strict=True):
+        if len(several) > 1:
+            message["content"] = _joined(several)
     return result
 
 
-def _appended(before: Any, text: Any) -> Any:
-    """Contents of two messages as one."""
-    if isinstance(before, str) and isinstance(text, str):
-        return f"{before}\n\n{text}"
+def _joined(contents: list[Any]) -> Any:
+    """Contents of several messages as one."""
+    if all(isinstance(content, str) for content in contents):
+        return "\n\n".join(contents)
     parts: list[Any] = []
-    for content in (before, text):
+    for content in contents:
         parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
     return parts
 
