@@ -105,6 +105,13 @@ def test_a_budget_ends_the_thought_and_the_answer_follows(server: LiveServer, to
     assert default == {"reasoning_tokens": 10}, "the server's own budget"
 
 
+def test_a_prompt_that_may_be_truncated_has_its_thought_and_its_budget(server: LiveServer) -> None:
+    wanted = {**THINKS, "thinking_budget": 5, "max_tokens": 12}
+    message = ask(server, **wanted)["choices"][0]["message"]
+    assert message["reasoning"]
+    assert ask(server, **wanted, truncate_prompt_tokens=500)["choices"][0]["message"] == message
+
+
 def test_a_thought_that_max_tokens_cuts_is_a_thought(server: LiveServer) -> None:
     choice = ask(server, **THINKS, max_tokens=4)["choices"][0]
     assert choice["finish_reason"] == "length"

@@ -54,6 +54,8 @@ logger = logging.getLogger("leadline.engine.server")
 
 _MOST_NAMED = 8
 """Of skipped tools, in a header."""
+_END_TOKENS = 64
+"""Of a prompt: they tell whether it ends inside a thought."""
 
 
 @dataclass(slots=True)
@@ -344,8 +346,10 @@ def _thinking(
     knows the messages of models that write messages.
     """
     reasoning = engine.reasoning
-    if reasoning is None or not isinstance(prompt, str):
+    if reasoning is None:
         return None
+    if not isinstance(prompt, str):  # truncated
+        prompt = engine.tokenizer.decode(prompt[-_END_TOKENS:])
     continued = _text_of(body.messages[-1]) if body.continue_final_message else None
     begins = reasoning.form.begins(prompt, continued)
     budget = thinking_budget(body, engine)
