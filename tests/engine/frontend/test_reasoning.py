@@ -153,6 +153,8 @@ def test_only_the_first_tag_opens_a_thought():
     assert whole("gemma4", "a <|channel>thought\nb<channel|>\nc") == ("b", "a c"), (
         "a token that no text holds"
     )
+    later = "a<channel|>b <|channel>thought\nc<channel|>d"
+    assert whole("gemma4", later, "inside") == ("ac", "b d"), "the label is no part of it"
 
 
 def test_calls_behind_a_thought_are_parsed_and_those_within_are_words():

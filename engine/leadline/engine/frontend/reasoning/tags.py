@@ -26,7 +26,8 @@ class TagParser(ReasoningParser):
         self.thinking = inside
         self._opening = opening
         self._closing = closing
-        self._label = "" if inside else label
+        self._label = label
+        self._label_may_come = not inside
         self._anywhere = anywhere
         self._at_start = not inside
         self._answering = False
@@ -61,10 +62,11 @@ class TagParser(ReasoningParser):
 
     def _open(self) -> None:
         self._mark = None
-        self.thinking = True
+        self.thinking = self._label_may_come = True
 
     def _thought(self) -> Steps[None]:
-        if self._label:
+        if self._label and self._label_may_come:
+            self._label_may_come = False
             self.mark()
             if not (yield from self.comes(self._label)):
                 self.unread()
