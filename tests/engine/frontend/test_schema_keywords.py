@@ -113,6 +113,8 @@ def test_a_keyword_is_enforced(compiler, tokenizer, value, good, bad):
         ({"allOf": [{"properties": TWO}], "unevaluatedProperties": False}, "unevaluatedProperties"),
         ({**OBJECT, "patternProperties": {"^x": TEXT, "y$": TEXT}}, "patternProperty regexes"),
         ({**OBJECT, "propertyNames": {"format": "uuid"}}, "propertyNames"),
+        ({**OBJECT, "propertyNames": {"maxLength": 5_000_000_000}}, "propertyNames"),
+        ({**OBJECT, "dependentSchemas": {"a": {"required": 5}}}, "required must be a list"),
         ({**OBJECT, "if": {"required": ["a"]}, "then": {"required": ["b"]}}, '"if", "then"'),
         ({"type": "integer", "not": {"minimum": 3}}, "not"),
         ({"$dynamicRef": "#i", "$defs": {"i": {"$dynamicAnchor": "i"}}}, "dynamicRef"),

@@ -379,7 +379,7 @@ def _name_rule(rule: dict[str, Any]) -> tuple[str | None, list[str] | None]:
         return None, None
     try:
         re.compile(pattern)
-    except (re.error, TypeError):
+    except (re.error, TypeError, OverflowError):
         return None, None
     return pattern, None
 

@@ -148,8 +148,11 @@ def _dependencies(schema: dict[str, Any]) -> None:
             more = {"required": then} if isinstance(then, list) else then
             if isinstance(more, dict) and "additionalProperties" not in more:
                 # Listed, so that they come in this order.
-                names = [name, *(one for one in more.get("required", ()) if isinstance(one, str))]
-                more = {**more, "properties": {**dict.fromkeys(names, True), **more.get("properties", {})}}
+                required, properties = more.get("required", []), more.get("properties", {})
+                if not isinstance(required, list) or not isinstance(properties, dict):
+                    raise SchemaError("required must be a list of names, and properties an object")
+                names = [name, *(one for one in required if isinstance(one, str))]
+                more = {**more, "properties": {**dict.fromkeys(names, True), **properties}}
             demand(schema, {"anyOf": [{"properties": {name: False}}, more]})
 
 
