@@ -474,3 +474,9 @@ def test_a_matcher_that_gives_up_says_so_and_allows_nothing(compiler, tokenizer)
     assert allowed(matcher, compiler.mask_words) == []
     assert not matcher.accept(EOS)
     assert follow(compiler, StructuredSpec("regex", "abc"), tokenizer.encode("abc")).finished
+
+
+def test_a_text_that_looks_like_a_schema_of_a_grammar_is_a_text(compiler, tokenizer):
+    matcher = compiler.matcher(StructuredSpec("lark", r'start: "%json{}"'))
+    assert all(matcher.accept(token_id) for token_id in tokenizer.encode("%json{}"))
+    assert matcher.finished

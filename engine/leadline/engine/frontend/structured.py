@@ -273,8 +273,8 @@ def _portable_parts(grammar: str) -> str:
             schema, end = decoder.raw_decode(other, at)
         except ValueError:  # in a literal or a comment, or a mistake that the library will name
             schema, end = None, at
-        if isinstance(schema, dict):
-            other = f" {json.dumps(portable(schema))}{other[end:]}"
+        if isinstance(schema, dict) and (rewritten := portable(schema)) != schema:
+            other = f" {json.dumps(rewritten)}{other[end:]}"
         parts.append(other)
     return "%json".join(parts)
 
