@@ -9,6 +9,7 @@ is a function of the prefix alone, so the right output of a request is known wit
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from leadline.engine.core import BlockPool, Scheduler, SchedulerConfig, WeightedPolicy
@@ -36,7 +37,7 @@ def digests(tokens: list[int], seed: int) -> list[int]:
     return out
 
 
-def sample(digest: int, banned: tuple[int, ...] = (), allowed: Allowed = ANYTHING) -> int:
+def sample(digest: int, banned: Container[int] = (), allowed: Allowed = ANYTHING) -> int:
     while True:
         token = (digest >> 33) % VOCAB
         if token not in banned and may_follow(token, allowed):
@@ -83,13 +84,14 @@ def expected(req: CoreRequest, limit: int) -> tuple[list[int], str]:
         thought.take(token)
     while True:
         banned = stops if len(tokens) < original + sampling.min_tokens else ()
+        banned = [stop for stop in banned if req.thought is None or stop not in req.thought.closing]
         allowed = thought.allowed if thought is not None else Allowed(grammar=structured)
         token = sample(state, banned, allowed)
         tokens.append(token)
         if thought is not None:
             thought.take(token)
         state = fold(state, token)
-        if token in stops:
+        if token in stops and len(tokens) > original + sampling.min_tokens:
             return tokens[len(req.prompt_token_ids) :], "stop"
         if len(tokens) == limit:
             return tokens[len(req.prompt_token_ids) :], "length"

@@ -100,3 +100,13 @@ def test_tokens_that_penalties_count_are_never_dropped() -> None:
     loop.run()
     loop.check_exact()
     assert loop.runner.dropped == 0
+
+
+def test_a_thought_is_closed_before_min_tokens_by_a_token_that_stops_behind_them() -> None:
+    loop = Loop(200)
+    given = {"min_tokens": 12, "max_tokens": 12, "stop_token_ids": (END, NEWLINE)}
+    loop.add(request("r", [1, 2, 3], thought=spec(budget=2), **given))
+    loop.run()
+    loop.check_exact()
+    assert loop.tokens["r"][2:4] == [NEWLINE, END]
+    assert len(loop.tokens["r"]) == 12

@@ -130,7 +130,7 @@ class Prefill:
                 sampling=request.sampling,
                 seed=request.seed,
                 block_ids=list(seq.blocks),
-                banned_until_min=tuple(seq.stop_ids) if request.sampling.min_tokens else (),
+                banned_until_min=_banned(seq) if request.sampling.min_tokens else (),
             )
         )
 
@@ -183,3 +183,9 @@ class Prefill:
                 del books.prefilling[seq]
                 books.decoding[seq] = None
         return rows, seqs
+
+
+def _banned(seq: Sequence) -> tuple[int, ...]:
+    """Tokens that would stop `seq`, but for those that may be forced: the end of a thought."""
+    thought = seq.request.thought
+    return tuple(seq.stop_ids.difference(() if thought is None else thought.closing))
