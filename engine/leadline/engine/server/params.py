@@ -65,7 +65,8 @@ def thinking_budget(request: ChatCompletionRequest, engine: AsyncEngine) -> int 
     """Tokens that a thought may have: the request's own limit; else that of its effort, where the template
     does not read the effort itself, within the server's default. None: any number."""
     if request.thinking_budget is not None:
-        return None if request.thinking_budget < 0 else request.thinking_budget
+        # Larger numbers mean the same and may not fit the message to the core.
+        return None if request.thinking_budget < 0 else min(request.thinking_budget, engine.max_model_len)
     effort, default = request.reasoning_effort, engine.config.thinking_budget
     if effort is None:
         return default
