@@ -18,6 +18,7 @@ from gateway_rig import (
     busy,
     chunked,
     gateway_to,
+    movable,
     ok,
     pods,
     sse,
@@ -53,6 +54,34 @@ async def test_the_pod_is_told_when_the_client_leaves_in_mid_stream() -> None:
         async with client.stream("POST", "/v1/chat/completions", json=STREAM) as got:
             await anext(got.aiter_bytes())
         assert await until(lambda: pod.dropped == 1) < 1.0
+        await rig.settled()
+
+
+async def test_the_pod_that_goes_on_with_a_stream_is_told_when_the_client_leaves() -> None:
+    def says(text: str, token: int) -> bytes:
+        choice = {"index": 0, "delta": {"content": text}, "token_ids": [token]}
+        return chunked(sse({"id": "c", "created": 1, "choices": [choice]}))
+
+    async def lost(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
+        resumed = bool(request.json.get("resume_token_ids"))
+        role = {"index": 0, "delta": {"role": "assistant", "content": ""}}
+        writer.write(STREAM_HEAD + chunked(sse({"id": "c", "created": 1, "choices": [role]})))
+        writer.write(says("second" if resumed else "first", 2 if resumed else 1))
+        await writer.drain()
+        if resumed:
+            await asyncio.Event().wait()
+        writer.transport.abort()
+
+    async with (
+        pods(movable(lost), movable(lost)) as both,
+        gateway_to(*[pod.address for pod in both], migration="auto") as rig,
+        rig.client() as client,
+    ):
+        async with client.stream("POST", "/v1/chat/completions", json=STREAM) as got:
+            async for line in got.aiter_lines():
+                if "second" in line:
+                    break
+        assert await until(lambda: sum(pod.dropped for pod in both) == 1) < 1.0
         await rig.settled()
 
 

@@ -35,14 +35,13 @@ the other pods may be full."""
 
 async def relay(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Exchange) -> None:
     """Pass the answer on and close the attempt."""
-    if call.keep is not None and not attempt.stream and attempt.status == 200:
-        await call.keep(attempt.body)
-    if not attempt.stream and (attempt.connection is None or attempt.connection.complete):
-        _at_once(call, attempt, client)
-        return
     try:
-        if attempt.stream and attempt.movable:
-            attempt = await _movable(dispatcher, call, attempt, client)
+        if call.keep is not None and not attempt.stream and attempt.status == 200:
+            await call.keep(attempt.body)
+        if not attempt.stream and (attempt.connection is None or attempt.connection.complete):
+            _at_once(call, attempt, client)
+        elif attempt.stream and attempt.movable:
+            await _movable(dispatcher, call, attempt, client)
         elif attempt.stream:
             await _stream(dispatcher, call, attempt, client)
         else:
@@ -116,17 +115,19 @@ async def _stream(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: 
     await client.write(splitter.rest, more=False)
 
 
-async def _movable(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Exchange) -> Attempt:
-    """A stream that goes on elsewhere when its pod dies. Returns the last attempt."""
+async def _movable(dispatcher: Dispatcher, call: Call, attempt: Attempt, client: Exchange) -> None:
+    """A stream that goes on elsewhere when its pod dies. Closes each attempt."""
     stream = call.dialect.moving(call.incoming)
     while True:
-        problem = await _pump(dispatcher, call, attempt, stream, client)
-        if problem is not None:
-            attempt.failed()
-        attempt.close()
+        try:
+            problem = await _pump(dispatcher, call, attempt, stream, client)
+            if problem is not None:
+                attempt.failed()
+        finally:
+            attempt.close()
         if problem is None:
             await client.write(b"", more=False)
-            return attempt
+            return
         logger.warning(
             "pod %s was lost after %d tokens of a stream: %s", attempt.pod.id, stream.sent_tokens, problem
         )
@@ -134,12 +135,12 @@ async def _movable(dispatcher: Dispatcher, call: Call, attempt: Attempt, client:
         if ending is not None:
             call.metrics.migrated("finished")
             await client.write(ending, more=False)
-            return attempt
+            return
         moved = await _move(dispatcher, call, attempt, stream)
         if moved is None:
             call.metrics.migrated("failed")
             await _break_off(call, client, f"the pod was lost in mid-stream: {problem}")
-            return attempt
+            return
         call.metrics.migrated("moved")
         attempt = moved
 
