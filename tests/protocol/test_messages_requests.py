@@ -312,6 +312,8 @@ def test_a_count_needs_no_max_tokens_and_has_the_same_prompt() -> None:
         ("container", {"container": "c"}),
         ("mcp_servers", {"mcp_servers": [{"type": "url", "url": "x", "name": "y"}]}),
         ("inference_geo", {"inference_geo": "eu"}),
+        ("grammar", {"regex": "a", "grammar": "start: /a/"}),
+        ("regex", {"regex": "a", "output_format": {"type": "json_schema", "schema": {}}}),
     ],
 )
 def test_what_is_wrong_is_refused_by_the_name_of_its_field(param: str, fields: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from leadline.protocol.openai.common import (
     StopList,
     TokenId,
 )
-from leadline.protocol.openai.constraints import JsonSchema, JsonSchemaFormat
+from leadline.protocol.openai.constraints import JsonSchema, JsonSchemaFormat, constraint_of
 
 __all__ = ["CountTokensRequest", "MessagesRequest", "MessagesTool"]
 
@@ -314,6 +314,14 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         chat.user = self.metadata.user_id if self.metadata is not None else None
         for name in _EXTENSIONS:
             setattr(chat, name, getattr(self, name))
+        try:
+            constraint_of(chat)
+        except ValueError as error:  # written as msgspec's errors, with the chat's name of the format
+            problem, _, path = (
+                str(error).replace("response_format", "output_config.format").partition(" - at `$.")
+            )
+            param = path.removesuffix("`")
+            raise InvalidBody(f"{problem} - at `{param}`", param) from None
         return chat
 
 
