@@ -105,6 +105,17 @@ def test_a_summary_stands_in_for_reasoning_that_is_not_there() -> None:
     assert messages(thought, {"role": "user", "content": "a"}) == [{"role": "user", "content": "a"}]
 
 
+def test_all_reasoning_of_a_turn_stays_in_its_message() -> None:
+    first, second = (
+        {"type": "reasoning", "id": text, "content": [{"type": "reasoning_text", "text": text}]}
+        for text in ("First.", "Second.")
+    )
+    said = {"role": "assistant", "content": "I go."}
+    turn, _, after = messages(first, said, second, CALL, OUTPUT, {"role": "assistant", "content": "Done."})
+    assert turn["reasoning_content"] == "First.\n\nSecond."
+    assert "reasoning_content" not in after
+
+
 @pytest.mark.parametrize(
     ("items", "param"),
     [

@@ -146,7 +146,8 @@ class _Conversation:
         if not isinstance(last, AssistantMessage):
             last = AssistantMessage()
             self._messages.append(last)
-        last.reasoning_content = last.reasoning_content or self._thought()
+        thoughts = filter(None, (last.reasoning_content, self._thought()))
+        last.reasoning_content = "\n\n".join(thoughts) or None
         last.tool_calls = last.tool_calls or []
         last.tool_calls.append(ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments)))
 
