@@ -92,13 +92,7 @@ _COPIED = (
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "seed", "top_k", "min_p", "deadline"),
     *("queue_timeout", "priority_class", "cache_salt", "stop", "stop_token_ids", "logit_bias", "regex"),
     *("grammar", "min_tokens", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output"),
-    *(
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "chat_template_kwargs",
-        "thinking_budget",
-    ),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "chat_template_kwargs"),
     *("resume_token_ids", "return_token_ids", "thinking_budget"),
 )
 """Fields that a chat has too, with the same meaning."""
