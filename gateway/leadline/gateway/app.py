@@ -27,6 +27,7 @@ from leadline.gateway.errors import NoPods, shutting_down, unknown_model
 from leadline.gateway.keys import KeyRing
 from leadline.gateway.metrics import GatewayMetrics
 from leadline.gateway.metrics_port import scrape
+from leadline.gateway.principal import Principal
 from leadline.gateway.proxy.access_log import AccessLog
 from leadline.gateway.proxy.attempts import Dispatcher
 from leadline.gateway.proxy.dialects import DIALECTS
@@ -222,8 +223,7 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
 
     async def cards(request: Request) -> list[ModelCard]:
         """Of the models that the key may use. Raises InvalidKey."""
-        authorization = authorization_of(request.scope["headers"], gateway.settings.max_body_bytes)
-        principal = await KeyGate(gateway.keys).authenticate_slow(authorization)
+        principal = await _principal_of(request, gateway)
         return [card for card in gateway.table.model_cards() if principal.allows(card.id)]
 
     @get("/v1/models")
@@ -264,13 +264,19 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
     return app
 
 
+async def _principal_of(request: Request, gateway: Gateway) -> Principal:
+    """Return who asks. Raises InvalidKey."""
+    authorization = authorization_of(request.scope["headers"], gateway.settings.max_body_bytes)
+    return await KeyGate(gateway.keys).authenticate_slow(authorization)
+
+
 def _add_stored_responses(app: FastAPI, gateway: Gateway) -> None:
     """Routes of responses that are stored."""
-    store, gate = gateway.responses, KeyGate(gateway.keys)
+    store = gateway.responses
 
     async def tenant_of(request: Request) -> str:
         """Raises InvalidKey."""
-        return (await gate.authenticate_slow(request.headers.get("authorization"))).tenant
+        return (await _principal_of(request, gateway)).tenant
 
     @app.get("/v1/responses/{name}")
     async def response(request: Request, name: str) -> Response:
