@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 from leadline.gateway.config import ResponsesConfig
 from leadline.gateway.errors import GatewayRefusal
 from leadline.gateway.sync.client import connect
+from leadline.protocol.http.exchange import too_large
 
 __all__ = ["ResponseStore", "Stored", "UnknownResponse", "input_items", "listed"]
 
@@ -31,7 +32,8 @@ log = logging.getLogger("leadline.gateway")
 _TIMEOUT = 2.0
 """Seconds for one answer of Redis."""
 _LONGEST_ID = 128
-_POINTERS = (b'"previous_response_id"', b'"item_reference"')
+_POINTERS = (b'"previous_response_id"', b'"id"')
+_encode = msgspec.json.Encoder().encode
 
 
 class Stored(msgspec.Struct, array_like=True):
@@ -48,7 +50,18 @@ class _Asked(msgspec.Struct):
     store: Any = None
 
 
+class _AnswerItem(msgspec.Struct):
+    id: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    id: str
+    output: list[_AnswerItem]
+
+
 _asked = msgspec.json.Decoder(_Asked)
+_answers = msgspec.json.Decoder(_Answer)
+_stored = msgspec.json.Decoder(Stored)
 
 
 class UnknownResponse(GatewayRefusal):
@@ -88,8 +101,7 @@ class ResponseStore:
         data = await self._read(_key(tenant, "r", response_id))
         if data is None:
             raise UnknownResponse(f"no response {response_id[:_LONGEST_ID]!r} is stored", param)
-        found: Stored = msgspec.msgpack.decode(data, type=Stored)
-        return found
+        return _stored.decode(data)
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Delete a response of this tenant. Raises UnknownResponse, StoreDown."""
@@ -103,14 +115,15 @@ class ResponseStore:
         except (RedisError, OSError):
             raise StoreDown from None
 
-    async def resolve(self, body: bytes, tenant: str) -> dict[str, object]:
+    async def resolve(self, body: bytes, tenant: str, max_bytes: int) -> dict[str, object]:
         """Return the fields that a body needs in place of its references to what is stored: none where it has
-        no such references. Raises UnknownResponse, StoreDown."""
+        no such references. Raises UnknownResponse, StoreDown, and BodyTooLarge where the items that are
+        referred to have more than `max_bytes` together."""
         if not self.enabled or not any(name in body for name in _POINTERS):
             return {}
         try:
             plain = msgspec.json.decode(body)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):  # refused where the body is read
             return {}
         if not isinstance(plain, dict):
             return {}
@@ -124,11 +137,10 @@ class ResponseStore:
             found = await self.get(tenant, previous, "previous_response_id")
             before = [*found.input, *found.response["output"]]
             fields = {"previous_response_id": None, "resolved_response_id": previous}
-        whole = [
-            await self._item(tenant, item, f"input[{number}]") if _is_reference(item) else item
-            for number, item in enumerate(items)
-        ]
-        return {**fields, "input": [*before, *whole]} if before or whole != items else fields
+        references = {number: str(item["id"]) for number, item in enumerate(items) if _is_reference(item)}
+        if references:
+            items = await self._with_items(tenant, items, references, max_bytes)
+        return {**fields, "input": [*before, *items]} if before or references else fields
 
     def keeper(self, body: bytes, tenant: str) -> Callable[[bytes], Awaitable[None]] | None:
         """Return what stores the answer to a body; None where it is not to be stored."""
@@ -136,7 +148,7 @@ class ResponseStore:
             return None
         try:
             asked = _asked.decode(body)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return None
         items = input_items(asked.input)
         if items is None or asked.store is False:
@@ -149,21 +161,21 @@ class ResponseStore:
         assert self._redis is not None
         config = self._config
         try:
-            response = msgspec.json.decode(answer)
-            response_id, output = response["id"], response["output"]
-        except (msgspec.DecodeError, LookupError, TypeError):
+            made = _answers.decode(answer)
+            data = _encode((msgspec.Raw(answer), items))
+        except (msgspec.DecodeError, RecursionError):
             return
-        data = msgspec.msgpack.encode(Stored(response, items))
         if len(data) > config.max_bytes:
             log.info("a response of %d bytes is too large to be stored", len(data))
             return
         index, now, seconds = _index(tenant), time.time(), max(1, round(config.store_seconds))
         try:
             async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.set(_key(tenant, "r", response_id), data, ex=seconds)
-                for item in output:
-                    pipe.set(_key(tenant, "i", item["id"]), response_id, ex=seconds)
-                pipe.zadd(index, {response_id: now})
+                pipe.set(_key(tenant, "r", made.id), data, ex=seconds)
+                for item in made.output:
+                    if item.id is not None:
+                        pipe.set(_key(tenant, "i", item.id), made.id, ex=seconds)
+                pipe.zadd(index, {made.id: now})
                 pipe.zremrangebyscore(index, 0, now - seconds)
                 pipe.expire(index, seconds)
                 pipe.zrange(index, 0, -config.max_per_tenant - 1)
@@ -175,16 +187,34 @@ class ResponseStore:
         except (RedisError, OSError) as error:
             log.warning("a response could not be stored: %s", error)
 
-    async def _item(self, tenant: str, reference: dict[str, Any], param: str) -> Any:
-        """The output item that an item of type item_reference names."""
-        wanted = str(reference.get("id"))
-        owner = await self._read(_key(tenant, "i", wanted))
+    async def _with_items(
+        self, tenant: str, items: list[Any], references: dict[int, str], max_bytes: int
+    ) -> list[Any]:
+        """Return `items` with output items in place of references (place in `items` → id)."""
+        wanted, whole, size = set(references.values()), list(items), 0
+        found: dict[str, tuple[Any, int]] = {}
+        """Items that were read, with their length as JSON."""
+        for number, name in references.items():
+            if name not in found:
+                output = await self._output_with(tenant, name, f"input[{number}]")
+                found.update(
+                    (key, (item, len(_encode(item)))) for key, item in output.items() if key in wanted
+                )
+            whole[number], length = found[name]
+            size += length
+            if size > max_bytes:
+                raise too_large(max_bytes)
+        return whole
+
+    async def _output_with(self, tenant: str, name: str, param: str) -> dict[str, Any]:
+        """Return the output items, by id, of the response that has the item `name`."""
+        owner = await self._read(_key(tenant, "i", name))
         if owner is not None:
             found = await self.get(tenant, owner.decode(), param)
-            for item in found.response["output"]:
-                if item.get("id") == wanted:
-                    return item
-        raise UnknownResponse(f"no item {wanted[:_LONGEST_ID]!r} is stored", param)
+            output = {str(item.get("id")): item for item in found.response["output"]}
+            if name in output:
+                return output
+        raise UnknownResponse(f"no item {name[:_LONGEST_ID]!r} is stored", param)
 
     async def _read(self, key: str) -> bytes | None:
         assert self._redis is not None
@@ -217,7 +247,11 @@ def listed(response_id: str, items: list[Any]) -> dict[str, Any]:
 
 
 def _is_reference(item: Any) -> bool:
-    return isinstance(item, dict) and (item.get("type") == "item_reference" or (item.keys() == {"id"}))
+    """Whether `InputItem.kind` says so, and there is an id."""
+    if not isinstance(item, dict) or item.get("id") is None:
+        return False
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and item.get("role") is None)
 
 
 def _prefix(tenant: str) -> str:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import redis
@@ -19,6 +20,7 @@ from leadline.gateway.config import ResponsesConfig
 from leadline.gateway.errors import ConfigError
 from leadline.gateway.key_file import key_entry
 from leadline.gateway.stored_responses import ResponseStore, StoreDown, UnknownResponse
+from leadline.protocol.http.exchange import BodyTooLarge
 from valkey_with_users import ValkeyWithUsers
 
 
@@ -117,6 +119,42 @@ async def test_an_item_is_found_by_its_id(guarded: str, tmp_path: Path) -> None:
         asked: Any = [{"role": "user", "content": "a"}, {"type": "item_reference", "id": "msg_1"}]
         await client.responses.create(model="m", input=[*asked, {"role": "user", "content": "b"}])
         assert pod.completions[-1].json["input"][1] == response(1)["output"][0]
+        short: Any = [{"id": "msg_1"}, {"role": "user", "content": "b"}]
+        await client.responses.create(model="m", input=short)
+        assert pod.completions[-1].json["input"][0] == response(1)["output"][0]
+
+
+async def test_a_key_in_x_api_key_finds_its_responses(guarded: str, tmp_path: Path) -> None:
+    async with storing(guarded, tmp_path) as (_, client, stranger):
+        for key, status in ((client.api_key, 200), (stranger.api_key, 404)):
+            async with httpx.AsyncClient(base_url=str(client.base_url), headers={"x-api-key": key}) as plain:
+                await plain.post("responses", json={"model": "m", "input": "a", "store": status == 200})
+                for path in ("responses/resp_1", "responses/resp_1/input_items"):
+                    assert (await plain.get(path)).status_code == status
+
+
+async def test_references_stand_for_no_more_than_a_body_may_hold(valkey: EmbeddedValkey) -> None:
+    store = ResponseStore(valkey.url, ResponsesConfig(store_seconds=50))
+    await store.keep("t", [], json.dumps(response(1)).encode())
+    body = json.dumps({"input": [{"type": "item_reference", "id": "msg_1"}] * 10}).encode()
+    fields: Any = await store.resolve(body, "t", 10_000)
+    assert fields["input"] == response(1)["output"] * 10
+    with pytest.raises(BodyTooLarge):
+        await store.resolve(body, "t", 1000)
+    await store.close()
+
+
+async def test_a_response_to_odd_json_is_stored_and_a_nested_body_is_left_alone(
+    valkey: EmbeddedValkey,
+) -> None:
+    store = ResponseStore(valkey.url, ResponsesConfig(store_seconds=50))
+    made = {**response(1), "tools": [{"parameters": {"maximum": 10**30}}]}
+    await store.keep("odd", [{"role": "user", "content": "a", "extra": -(10**20)}], json.dumps(made).encode())
+    found = await store.get("odd", "resp_1")
+    assert (found.response, found.input[0]["extra"]) == (made, -(10**20))
+    nested = b'{"previous_response_id": "resp_1", "input": [' + b"[" * 100_000
+    assert await store.resolve(nested, "odd", 1 << 20) == {}
+    await store.close()
 
 
 async def test_what_is_not_to_be_stored_or_too_large_is_not(guarded: str, tmp_path: Path) -> None:
@@ -148,7 +186,7 @@ async def test_a_redis_that_is_down_stores_nothing_and_is_a_503_where_it_must_be
     store = ResponseStore("redis://127.0.0.1:1/0", ResponsesConfig(store_seconds=50))
     await store.keep("t", [], json.dumps(response(1)).encode())
     with pytest.raises(StoreDown):
-        await store.resolve(b'{"input": "a", "previous_response_id": "resp_1"}', "t")
+        await store.resolve(b'{"input": "a", "previous_response_id": "resp_1"}', "t", 1 << 20)
     await store.close()
 
 

@@ -116,8 +116,9 @@ class ProxyHandler:
         body = await exchange.body(self._settings.max_body_bytes)
 
         began = time.monotonic()
-        if dialect.stored is not None and (found := await self._responses.resolve(body, principal.tenant)):
-            body = amended(body, **found)
+        if dialect.stored is not None:
+            most = self._settings.max_body_bytes
+            body = amended(body, **await self._responses.resolve(body, principal.tenant, most))
         incoming = dialect.read(body)
         fields = incoming.fields
         service = self._table.resolve(fields.model, self._rng)
