@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from leadline.gateway.proxy.dialects import RESPONSES
 from leadline.gateway.proxy.movable_events import MovableEvents
 from leadline.protocol.stream_notes import END, Note, lost_note, read_note, tokens_note, usage_note
 
@@ -91,3 +92,11 @@ def test_only_whole_notes_are_notes() -> None:
         b"data: x\n\n",
     ):
         assert read_note(comment) is None
+
+
+def test_a_response_is_whole_with_its_usage_not_with_a_tools_field_of_that_name() -> None:
+    tool = '{"tools":[{"parameters":{"properties":{"usage":{"type":"string"}}}}],"usage":%s}'
+    opening = named("response.created", '{"response":%s}' % (tool % "null"))
+    assert not RESPONSES.is_whole(opening)
+    done = named("response.completed", '{"response":%s}' % (tool % '{"input_tokens":3,"output_tokens":2}'))
+    assert RESPONSES.is_whole(opening + done)

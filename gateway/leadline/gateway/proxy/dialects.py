@@ -213,8 +213,11 @@ class _ResponsesAnswer(msgspec.Struct):
 
 _responses = msgspec.json.Decoder(_ResponsesAnswer)
 _responses_usages = msgspec.json.Decoder(_ResponsesUsage)
-_LAST_RESPONSE = re.compile(rb'"usage":\s*\{|^event: (?:error|response\.failed)\n', re.MULTILINE)
-"""Only the last event of a stream has a usage. In JSON this cannot stand inside a string."""
+_LAST_RESPONSE = re.compile(
+    rb'"usage":\s*\{\s*"input_tokens":\s*\d|^event: (?:error|response\.failed)\n', re.MULTILINE
+)
+"""Only the last event of a stream has a usage. In JSON this cannot stand inside a string. A number, because a
+tool that the first events repeat may have a field of this name."""
 
 
 def _responses_usage_of(body: bytes) -> Usage | None:
