@@ -247,7 +247,7 @@ def listed(response_id: str, items: list[Any]) -> dict[str, Any]:
 
 
 def _is_reference(item: Any) -> bool:
-    """Whether `InputItem.kind` says so, and there is an id."""
+    """Return whether an item is a reference with an id; the type may be missing, as `InputItem.kind` says."""
     if not isinstance(item, dict) or item.get("id") is None:
         return False
     kind = item.get("type")

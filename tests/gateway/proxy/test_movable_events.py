@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leadline.gateway.proxy.dialects import RESPONSES
+from leadline.gateway.proxy.dialects import DIALECTS
 from leadline.gateway.proxy.movable_events import MovableEvents
 from leadline.protocol.stream_notes import END, Note, lost_note, read_note, tokens_note, usage_note
 
@@ -95,8 +95,9 @@ def test_only_whole_notes_are_notes() -> None:
 
 
 def test_a_response_is_whole_with_its_usage_not_with_a_tools_field_of_that_name() -> None:
+    is_whole = DIALECTS["/v1/responses"].is_whole
     tool = '{"tools":[{"parameters":{"properties":{"usage":{"type":"string"}}}}],"usage":%s}'
     opening = named("response.created", '{"response":%s}' % (tool % "null"))
-    assert not RESPONSES.is_whole(opening)
+    assert not is_whole(opening)
     done = named("response.completed", '{"response":%s}' % (tool % '{"input_tokens":3,"output_tokens":2}'))
-    assert RESPONSES.is_whole(opening + done)
+    assert is_whole(opening + done)

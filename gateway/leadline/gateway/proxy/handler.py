@@ -4,8 +4,8 @@
 
 Room: gateway/proxy. No framework, because its request, response and middleware objects cost more than all we
 do; and whatever can be answered at once is a plain call, because a coroutine that never waits costs as much
-as what it does. Everything a client can cause becomes an answer in the OpenAI shape here, and nowhere else;
-every request is counted here once, whatever happens.
+as what it does. Everything a client can cause becomes an answer here, in the shape of the path's API; every
+request is counted here once, whatever happens.
 
 A client that leaves (P9): its connection cancels the request's task, and the `finally` blocks on the way out
 drop the pod's connection, close the lease and leave the queue.
