@@ -116,7 +116,7 @@ class _Answer(ChunkStream):
                 return False
             if (name := turn.plain_field(delta)) is None:
                 return False
-            # Nor is it counted: the choice's last delta says how many tokens there were.
+            # Not counted here: the choice's last delta says how many tokens there were.
             timer.delta(delta)
             if delta.text or wants_ids:
                 outlet.write(templates[name, delta.index].event(delta.text, delta.token_ids))

@@ -175,7 +175,7 @@ class _Answer(ChunkStream):
         def take(prompt: int, delta: OutputDelta) -> bool:
             if not templates or not outlet.ready or self._choices[prompt][delta.index].last is None:
                 return False
-            # Nor is it counted: the choice's last delta says how many tokens there were.
+            # Not counted here: the choice's last delta says how many tokens there were.
             timer.delta(delta)
             if delta.text or wants_ids:
                 outlet.write(templates[prompt * self._n + delta.index].event(delta.text, delta.token_ids))

@@ -112,7 +112,7 @@ class _Answer:
             if turn.is_parsed or content.text is None:
                 content.add(turn.read(delta, timer).steps)
             else:
-                # Nor is it counted: the last delta says how many tokens there were.
+                # Not counted here: the last delta says how many tokens there were.
                 timer.delta(delta)
                 if delta.text:
                     writer.add_text(content.text, delta.text)
@@ -173,8 +173,6 @@ class _Answer:
                 return Stop(stop_reason="model_context_window_exceeded")
             case "length":
                 return Stop(stop_reason="max_tokens")
-            case "content_filter":
-                return Stop(stop_reason="refusal")
         if isinstance(last.stop_reason, str):
             return Stop(stop_reason="stop_sequence", stop_sequence=last.stop_reason)
         return Stop(stop_reason="end_turn")

@@ -106,7 +106,7 @@ class _Answer:
                 writer.tokens(delta.token_ids)
                 event = writer.take()
             else:
-                # Nor is it counted: the choice's last delta says how many tokens there were.
+                # Not counted here: the choice's last delta says how many tokens there were.
                 timer.delta(delta)
                 event = items.text_event(field, delta.text, delta.token_ids)
             if event:
