@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,9 @@ from gateway_rig import (
 )
 
 from leadline.gateway.keys import key_entry
+from leadline.gateway.proxy.body import read_incoming
+from leadline.gateway.proxy.routing import RoutedPrompt, expected_tokens
+from leadline.protocol.anthropic.request import MessagesRequest
 
 
 def keys_file(folder: Path, **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -186,3 +190,18 @@ def test_the_command_makes_keys_that_work(tmp_path: Path) -> None:
     key, entry = done.stdout.splitlines()
     (tmp_path / "keys.yaml").write_text(f"keys:\n{entry}\n")
     assert KeyRing(tmp_path / "keys.yaml").authenticate(f"Bearer {key}").name == "bob"
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "context", "expected"),
+    [(100, 2000, 107), (32_000, 2000, 2007), (10**400, 2000, 2007), (10**400, None, (1 << 20) + 7)],
+)
+def test_a_request_counts_as_no_more_output_than_the_context_takes(
+    max_tokens: int, context: int | None, expected: int
+) -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":%d}' % max_tokens
+    report = None if context is None else SimpleNamespace(max_model_len=context)
+    pod = SimpleNamespace(report=report, ready=True, draining=False)
+    service: Any = SimpleNamespace(pods={"a": pod}, namespaces=[report])
+    prompt = RoutedPrompt((), 7, True)
+    assert expected_tokens(service, read_incoming(body, MessagesRequest), prompt) == expected

@@ -28,7 +28,7 @@ from leadline.gateway.proxy.dialects import DIALECTS
 from leadline.gateway.proxy.gate import KeyGate
 from leadline.gateway.proxy.headers import header
 from leadline.gateway.proxy.relay import relay
-from leadline.gateway.proxy.routing import known_prompt, read_prompt
+from leadline.gateway.proxy.routing import expected_tokens, known_prompt, read_prompt
 from leadline.gateway.proxy.settings import ProxySettings
 from leadline.gateway.proxy.tracing import Tracing
 from leadline.gateway.services import ServiceTable
@@ -154,13 +154,13 @@ class ProxyHandler:
             call.status, counted = 200, dialect.counting(prompt.tokens)
             exchange.answer(200, [(b"content-type", b"application/json"), *books.extra_headers], counted)
             return
-        estimate = books.estimated = prompt.tokens + (incoming.max_tokens or 0) * incoming.choices
+        estimate = books.estimated = expected_tokens(service, incoming, prompt)
         if gate.limits(principal):
             limits = await gate.take(principal, estimate)
             books.extra_headers += [(name.lower().encode(), value.encode()) for name, value in limits.items()]
         books.taken = True
         patience = fields.queue_timeout
-        ticket = self._admission.enter(service, asking, deadline, max(1, estimate), patience=patience)
+        ticket = self._admission.enter(service, asking, deadline, estimate, patience=patience)
         if not ticket.let_in():
             await ticket.turn()
             metrics.queued.observe(ticket.waited_seconds)

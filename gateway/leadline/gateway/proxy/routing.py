@@ -20,7 +20,11 @@ from leadline.gateway.services import Service
 from leadline.gateway.tokens.approximate import BYTES_PER_TOKEN, ApproximateTokens
 from leadline.protocol.chain import ChainNamespace
 
-__all__ = ["RoutedPrompt", "choose", "known_prompt", "read_prompt"]
+__all__ = ["RoutedPrompt", "choose", "expected_tokens", "known_prompt", "read_prompt"]
+
+_MOST_OUTPUT = 1 << 20
+"""Tokens that the output of one request counts as, at most. A number without bound would put its whole class
+behind the other for as long as any request waits."""
 
 
 class RoutedPrompt(msgspec.Struct):
@@ -95,6 +99,15 @@ async def read_prompt(service: Service, incoming: Incoming) -> RoutedPrompt:
     if len(reports) > 1 and not isinstance(tokens, ApproximateTokens):
         found.names = name_prompt(tokens, first, reports, _salt(incoming))
     return found
+
+
+def expected_tokens(service: Service, incoming: Incoming, prompt: RoutedPrompt) -> int:
+    """Return about how many tokens a request takes, prompt and output. Engines end an output at the end of
+    the context, so a larger `max_tokens` counts as the context."""
+    reports = reported_namespaces(service)
+    context = (reports[0].max_model_len if reports else 0) or _MOST_OUTPUT
+    output = min(incoming.max_tokens or 0, context) * incoming.choices
+    return max(1, prompt.tokens + min(output, _MOST_OUTPUT))
 
 
 def choose(
