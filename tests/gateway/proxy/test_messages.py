@@ -81,8 +81,8 @@ def failed(got: httpx.Response, code: int, kind: str) -> str:
     return str(body["error"]["message"])
 
 
-def with_key(folder: Path) -> tuple[str, dict[str, Any]]:
-    key, entry = key_entry("alice")
+def with_key(folder: Path, **limits: int) -> tuple[str, dict[str, Any]]:
+    key, entry = key_entry("alice", **limits)
     file = folder / "keys.yaml"
     file.write_text("keys:\n" + entry)
     return key, {"config": {"keys_file": str(file)}}
@@ -234,18 +234,23 @@ async def test_a_stream_that_cannot_move_ends_with_an_error_event() -> None:
         await rig.settled()
 
 
-async def test_a_count_asks_no_pod(model_folder: Path) -> None:
+async def test_a_count_asks_no_pod_and_is_one_request_of_its_keys_limit(
+    model_folder: Path, tmp_path: Path
+) -> None:
     exact = {"tokenizer": "auto", "model": str(model_folder), "block_size": BLOCK}
-    async with pods(speaks) as (pod,), gateway_to(pod.address, service=exact) as rig:
+    key, options = with_key(tmp_path, requests_per_minute=2, tokens_per_minute=1)
+    async with pods(speaks) as (pod,), gateway_to(pod.address, service=exact, **options) as rig:
         service = rig.gateway.table.get("default/m")
         assert service is not None
         await until(lambda: isinstance(service.tokens, TokenService), 30)
-        client = anthropic.AsyncAnthropic(base_url=rig.url, api_key="any", max_retries=0)
+        client = anthropic.AsyncAnthropic(base_url=rig.url, api_key=key, max_retries=0)
         body = {name: value for name, value in ASK.items() if name != "max_tokens"}
         one = (await client.messages.count_tokens(**body)).input_tokens
         more = (await client.messages.count_tokens(**body, system="Be brief.")).input_tokens
         assert {one, more} == {31, 18}
         assert {request.path for request in pod.completions} <= {"/tokenize"}
+        with pytest.raises(anthropic.RateLimitError):
+            await client.messages.count_tokens(**body)
         await rig.settled()
 
 

@@ -150,15 +150,16 @@ class ProxyHandler:
         spent = time.monotonic() - began
         if self._tracing is not None:
             self._tracing.start(call)
+        estimate = expected_tokens(service, incoming, prompt)
+        books.estimated = estimate if dialect.counting is None else 0  # a count is a request without tokens
+        if gate.limits(principal):
+            limits = await gate.take(principal, books.estimated)
+            books.extra_headers += [(name.lower().encode(), value.encode()) for name, value in limits.items()]
+        books.taken = True
         if dialect.counting is not None and prompt.exact:
             call.status, counted = 200, dialect.counting(prompt.tokens)
             exchange.answer(200, [(b"content-type", b"application/json"), *books.extra_headers], counted)
             return
-        estimate = books.estimated = expected_tokens(service, incoming, prompt)
-        if gate.limits(principal):
-            limits = await gate.take(principal, estimate)
-            books.extra_headers += [(name.lower().encode(), value.encode()) for name, value in limits.items()]
-        books.taken = True
         patience = fields.queue_timeout
         ticket = self._admission.enter(service, asking, deadline, estimate, patience=patience)
         if not ticket.let_in():
