@@ -1,15 +1,15 @@
 """Well-behaved streams beside hostile clients: what the streams notice, and what is left behind.
 
-    python benchmarks/hostile_mix.py [--seconds 300] [--streams 16] [--check]
+    python benchmarks/hostile_mix.py [--seconds 300] [--streams 16] [--tokens 48] [--kinds KIND ...] [--check]
 
-Starts an engine with the demo model and a gateway in front. First the well-behaved streams run alone for half
-of `--seconds` (a minute at most), then beside the hostile clients for all of it: schemas and patterns that
-are huge or impossible, clients that read nothing, requests that never arrive whole, clients that leave in
-mid-stream, prompts of the whole context and bodies above the limit. Prints one JSON object: the gap between
-two tokens of a stream (p50 and p99, in milliseconds) alone and disturbed, the ratio, the memory of engine and
-gateway before, at its peak and after, how often the engine took its core for frozen, and what is still in
-use at the end. With `--check` the exit code is 1 if a stream was not complete and right, if the core was
-taken for frozen, or if requests, KV blocks or much memory are left.
+Starts an engine with the demo model and a gateway in front. First the well-behaved streams run alone for
+half of `--seconds` (a minute at most), then beside the hostile clients for all of it: schemas and patterns
+that are huge or impossible, clients that read nothing, requests that never arrive whole, clients that leave
+in mid-stream, prompts of the whole context and bodies above the limit. Prints one JSON object: the gap
+between two tokens of a stream (p50, p95 and p99, in milliseconds) alone and disturbed, the ratio, the
+memory of engine and gateway before, at its peak and after, how often the engine took its core for frozen,
+and what is still in use at the end. With `--check` the exit code is 1 if a stream was not complete and
+right, if the core was taken for frozen, or if requests, KV blocks or much memory are left.
 
 The hostile clients are a process of their own at the lowest priority: in life they sit on other machines, and
 must not take the time in which the gaps are measured.
@@ -39,7 +39,6 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-_TOKENS = 48
 _ENGINE = ["--max-model-len=1024", f"--cpu-kv-bytes={512 << 20}", "--cpu-threads=2", "--write-timeout=5"]
 
 
@@ -78,8 +77,8 @@ def memory(process: psutil.Process) -> int:
 class Streams:
     """The well-behaved clients."""
 
-    def __init__(self, url: str, count: int) -> None:
-        self._url, self._count = url, count
+    def __init__(self, url: str, count: int, tokens: int) -> None:
+        self._url, self._count, self._tokens = url, count, tokens
         self._right: dict[int, str] = {}
         self.gaps: list[float] = []
         self.streams = self.broken = self.wrong = 0
@@ -95,7 +94,7 @@ class Streams:
         body = {
             "model": "smollm2",
             "prompt": f"Story number {number}. Once upon a time",
-            "max_tokens": _TOKENS,
+            "max_tokens": self._tokens,
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
@@ -126,6 +125,7 @@ class Streams:
             "not_complete": self.broken,
             "wrong": self.wrong,
             "gap_p50_ms": round(marks[49] * 1000, 1),
+            "gap_p95_ms": round(marks[94] * 1000, 1),
             "gap_p99_ms": round(marks[98] * 1000, 1),
         }
 
@@ -268,12 +268,13 @@ def _sum(page: str, name: str) -> float:
 async def measure(
     seconds: float,
     streams: int,
+    tokens: int,
     kinds: list[str],
     engine: tuple[str, psutil.Process],
     gateway: tuple[str, psutil.Process],
 ) -> dict[str, Any]:
     processes = {"engine": engine[1], "gateway": gateway[1]}
-    good, usage = Streams(gateway[0], streams), Usage(engine[0], gateway[0])
+    good, usage = Streams(gateway[0], streams, tokens), Usage(engine[0], gateway[0])
     await good.run(min(seconds / 2, 60))
     alone = good.report()
     before = {name: memory(process) for name, process in processes.items()}
@@ -345,6 +346,7 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=48, help="of each stream")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--attack", metavar="URL", help=argparse.SUPPRESS)
@@ -358,7 +360,7 @@ def main() -> int:
         server(log := Path(folder, "engine"), "serve", "smollm2", "--port=0", *_ENGINE) as engine,
         gateway_before(Path(folder, "gateway"), engine[0]) as gateway,
     ):
-        report = asyncio.run(measure(args.seconds, args.streams, args.kinds, engine, gateway))
+        report = asyncio.run(measure(args.seconds, args.streams, args.tokens, args.kinds, engine, gateway))
         report["taken_for_frozen"] = log.read_text().count("the server is not ready until it goes on")
     print(json.dumps(report, indent=2))
     found = failures(report) if args.check else []

@@ -7,8 +7,9 @@ of its own, forked from one that has the model's vocabulary ready:
 
 A host compiles its grammar once and serves all sequences that follow it (`Open`, `Advance`, `Close`), one
 message at a time. The kernel bounds it: memory by RLIMIT_AS, time by a timer around each message. Both end
-the process, which the core sees at the socket; no other grammar is affected. Hosts leave when the core closes
-their socket, the nursery when the core is gone.
+the process, which the core sees at the socket; no other grammar is affected. Hosts run at a lower priority
+than the engine's steps, and slow ones at a much lower one. They leave when the core closes their socket, the
+nursery when the core is gone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,6 +47,7 @@ __all__ = [
     "ToHost",
     "decode_from_host",
     "encode",
+    "lower_priority",
 ]
 
 
@@ -59,8 +62,13 @@ class Bounds(msgspec.Struct, frozen=True):
     """Beside the vocabulary."""
 
 
-_WALL_FACTOR = 10
+_WALL_FACTOR = 20
 _NICE = 4
+"""Of a host, beside the engine's steps: it gets 30 % of a core that both want."""
+_SLOW_NICE = 15
+"""Of a host that compiles for long or computes slow masks: 3 %."""
+_SLOW_SECONDS = 0.02
+"""CPU time for a mask after which a host is slow."""
 HEADER = struct.Struct("<I")
 
 
@@ -139,7 +147,6 @@ def main(argv: list[str]) -> None:
             return
         if os.fork() == 0:
             control.close()
-            os.nice(_NICE)
             _serve(compiler, bounds, *descriptors)
             os._exit(0)
         for descriptor in descriptors:
@@ -147,6 +154,8 @@ def main(argv: list[str]) -> None:
 
 
 def _serve(compiler: Any, bounds: Bounds, socket_fd: int, spec_fd: int) -> None:
+    engine = os.getpriority(os.PRIO_PROCESS, 0)
+    os.nice(_NICE)
     link = socket.socket(fileno=socket_fd)
     with os.fdopen(spec_fd, "rb") as file:
         spec = _decode_spec(file.read())
@@ -156,8 +165,17 @@ def _serve(compiler: Any, bounds: Bounds, socket_fd: int, spec_fd: int) -> None:
     _answer(link, Born(os.getpid()))
     host = Host(compiler, spec, bounds)
     while (frame := _receive(link)) is not None:
-        for answer in host.handle(_decode_to_host(frame)):
+        message, began = _decode_to_host(frame), time.thread_time()
+        for answer in host.handle(message):
             _answer(link, answer)
+        if isinstance(message, Advance) and time.thread_time() - began > _SLOW_SECONDS:
+            lower_priority(os.getpid(), engine)
+
+
+def lower_priority(host: int, engine: int) -> None:
+    """Give the process `host` the priority of slow ones, below that of the engine (a nice value)."""
+    with contextlib.suppress(OSError):  # it has just ended
+        os.setpriority(os.PRIO_PROCESS, host, min(engine + _SLOW_NICE, 19))
 
 
 def _answer(link: socket.socket, answer: FromHost) -> None:

@@ -28,6 +28,7 @@ import numpy as np
 
 from leadline.engine import grammar_host as wire
 from leadline.engine.errors import RequestError, StructuredOutputFailed
+from leadline.engine.pulse import process_state
 from leadline.engine.sampling_params import StructuredSpec
 
 __all__ = ["GrammarHosts", "MaskOrError"]
@@ -42,6 +43,9 @@ _MOST_FRESH = 2
 _MOST_COMPILING = 6
 _QUICK_SECONDS = 0.005
 """A host whose answers take longer is not waited for."""
+_LONG_TICKS = 10
+"""CPU time of a compilation, in ticks of 10 ms, after which its host gets the priority of slow ones."""
+_LOOK_SECONDS = 0.05
 
 _Key = tuple[str, str, str]
 
@@ -68,6 +72,8 @@ class _Host:
     sequences: dict[int, _Sequence] = field(default_factory=dict)
     compiled: bool = False
     quick: bool = True
+    lowered: bool = False
+    """Its compilation is long: it has the priority of slow ones."""
     outgoing: bytearray = field(default_factory=bytearray)
     incoming: bytearray = field(default_factory=bytearray)
 
@@ -102,6 +108,8 @@ class GrammarHosts:
         """Sequences without a host, by client; the client that was served last stands last."""
         self._poller = select.poll()
         self._next = 0
+        self._looked = 0.0
+        """When the CPU time of compilations was read last."""
         self._ended: list[tuple[str, MaskOrError]] = []
 
     @property
@@ -145,6 +153,7 @@ class GrammarHosts:
         found: list[tuple[str, MaskOrError]] = []
         while True:
             self._begin()
+            self._lower_long_compilations()
             found += self._ended
             self._ended = []
             left = ends - time.monotonic()
@@ -209,6 +218,20 @@ class GrammarHosts:
         if idle is not None:
             self._drop(idle)
         return idle is not None
+
+    def _lower_long_compilations(self) -> None:
+        """Give compilations that are long what the engine's steps leave of the CPU."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        for host in self._by_descriptor.values():
+            if host.compiled or host.lowered or not host.pid:
+                continue
+            found = process_state(host.pid)
+            if found is not None and found[1] >= _LONG_TICKS:
+                host.lowered = True
+                wire.lower_priority(host.pid, os.getpriority(os.PRIO_PROCESS, 0))
 
     def _fork(self, sequence: _Sequence) -> _Host | None:
         spec = sequence.spec
