@@ -62,11 +62,13 @@ class Bounds(msgspec.Struct, frozen=True):
     """Beside the vocabulary."""
 
 
-_WALL_FACTOR = 20
+_WALL_FACTOR = 40
+"""Seconds of waiting for a second of CPU time: on a machine without idle CPU a slow host gets a tenth of a
+core."""
 _NICE = 4
 """Of a host, beside the engine's steps: it gets 30 % of a core that both want."""
-_SLOW_NICE = 15
-"""Of a host that compiles for long or computes slow masks: 3 %."""
+_SLOW_NICE = 10
+"""Of a host that compiles for long or computes slow masks: 10 %."""
 _SLOW_SECONDS = 0.02
 """CPU time for a mask after which a host is slow."""
 HEADER = struct.Struct("<I")

@@ -57,8 +57,8 @@ class Rig:
         ours = os.getpriority(os.PRIO_PROCESS, 0)
         host = self.hosts._hosts[spec.kind, spec.value, spec.calls]
         nice = psutil.Process(host.pid).nice() if host.pid else ours + 4
-        assert nice in (min(ours + 4, 19), min(ours + 15, 19))
-        return nice == min(ours + 15, 19)
+        assert nice in (min(ours + 4, 19), min(ours + 10, 19))
+        return nice == min(ours + 10, 19)
 
     def advance(self, name: str, *tokens: int) -> MaskOrError:
         self.hosts.advance(name, list(tokens))
