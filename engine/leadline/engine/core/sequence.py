@@ -76,7 +76,7 @@ class Sequence:
     structured: bool = False
     """A grammar constrains the output, or the part of it behind the thought."""
     thought: Thought | None = None
-    """Followed until nothing depends on it any more."""
+    """State of the thought; None once neither a budget nor a grammar depends on it."""
     counts_tokens: bool = False
     """The sampler counts tokens (penalties), so that no sampled token can be dropped."""
     num_dropped: int = 0

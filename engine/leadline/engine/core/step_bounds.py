@@ -31,8 +31,8 @@ _Part = tuple[int, bool]
 
 
 class StepBounds:
-    """Tells `begin` how many seconds the step that begins may take (0.0: no bound is known), and `end` when
-    none is being computed any more."""
+    """Calls `begin` with the seconds that a starting step may take (0.0: no bound is known), and `end` when
+    the last step has been computed."""
 
     def __init__(
         self,

@@ -93,8 +93,8 @@ class EventWriter:
             self.next_number += 1
 
     def text_event(self, template: TextTemplate, text: str, token_ids: Sequence[int]) -> bytes:
-        """Return an event of a template and the note behind it at once, in place of adding them. It is empty
-        where there is no text and nobody wants notes."""
+        """Return an event of a template and the note behind it at once, in place of adding them. Without
+        text and notes it is empty."""
         event = b""
         if text:
             number = self.next_number

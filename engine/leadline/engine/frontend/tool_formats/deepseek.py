@@ -6,8 +6,8 @@
     ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
 V3.1 writes `<｜tool▁call▁begin｜>f<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`.
-Which of the two it is shows behind the
-separator. The tag around all calls may be missing.
+The parser tells the two forms apart by the text behind the separator. The tag around all calls may
+be missing.
 """
 
 from __future__ import annotations
@@ -43,14 +43,7 @@ class DeepSeekParser(CallParser):
         if (yield from self.content_until(ALL, OPEN)) == ALL:
             yield from self.skip()
             yield from self.expect(OPEN)
-        more = True
-        while more:
-            yield from self._call()
-            self.mark()
-            yield from self.skip()
-            more = yield from self.comes(OPEN)
-        self.unread()
-        yield from self.may_close(END)
+        yield from self.calls_up_to(END, OPEN, self._call)
 
     def _call(self) -> Steps[None]:
         yield from self.skip()

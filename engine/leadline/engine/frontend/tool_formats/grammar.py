@@ -1,8 +1,8 @@
 """Grammars that hold calls to a model's own form: Lark rules, as the grammar library reads them.
 
-A format writes the rule `call`: one stretch of calls, from the tag that opens it. Alone, calls stand in place
-of an answer by a schema (`instead`). In a text, they may come anywhere, and the text is free until a tag
-opens one (`within_text`).
+Each format writes the rule `call`, which matches one or several calls from their opening tag on. `instead`
+uses the rule alone: the output is calls or an answer by a schema. `within_text` allows any text, in which an
+opening tag begins calls.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CallGrammar:
     parallel: bool = True
     """Whether there may be several calls."""
     other_tokens: str = ""
-    """Special tokens that may stand in a text, in a rule; empty if there are none."""
+    """A rule for the special tokens that text may contain; empty if there are none."""
     _in_text: bool = False
     _rules: list[str] = field(default_factory=list)
     _characters: int = 0

@@ -3,8 +3,8 @@
     <|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
     <|start|>assistant to=functions.f<|channel|>commentary json<|message|>{...}<|call|>
 
-The recipient stands in the channel's part of the header, or in the role's: OpenAI's guide allows both, the
-model writes the first. Its prompt ends with `<|start|>assistant`, so an output may begin with the recipient.
+The header names the recipient behind the channel or behind the role. OpenAI's guide allows both; the model
+writes the first. Its prompt ends with `<|start|>assistant`, so an output may begin with the recipient.
 Only messages to functions are read here; channels are told apart by the parser of reasoning.
 """
 

@@ -38,14 +38,7 @@ class KimiK2Parser(CallParser):
         if (yield from self.content_until(ALL, OPEN)) == ALL:
             yield from self.skip()
             yield from self.expect(OPEN)
-        more = True
-        while more:
-            yield from self._call()
-            self.mark()
-            yield from self.skip()
-            more = yield from self.comes(OPEN)
-        self.unread()
-        yield from self.may_close(END)
+        yield from self.calls_up_to(END, OPEN, self._call)
 
     def _call(self) -> Steps[None]:
         yield from self.skip()

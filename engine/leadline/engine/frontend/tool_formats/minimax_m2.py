@@ -51,14 +51,7 @@ class MiniMaxM2Parser(CallParser):
         yield from self.content_until(OPEN)
         yield from self.skip()
         yield from self.expect(_INVOKE)
-        more = True
-        while more:
-            yield from self._call()
-            self.mark()
-            yield from self.skip()
-            more = yield from self.comes(_INVOKE)
-        self.unread()
-        yield from self.may_close(CLOSE)
+        yield from self.calls_up_to(CLOSE, _INVOKE, self._call)
 
     def _call(self) -> Steps[None]:
         name = yield from self.name('"<>\n')

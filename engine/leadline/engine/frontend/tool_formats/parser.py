@@ -249,6 +249,18 @@ class CallParser:
                 raise Broken
             yield
 
+    def calls_up_to(self, end: str, opening: str, read_call: Callable[[], Steps[None]]) -> Steps[None]:
+        """Read the calls of a section whose first `opening` tag was read: each by `read_call`, then the tag
+        `end` if it comes."""
+        more = True
+        while more:
+            yield from read_call()
+            self.mark()
+            yield from self.skip()
+            more = yield from self.comes(opening)
+        self.unread()
+        yield from self.may_close(end)
+
     def may_close(self, tag: str) -> Steps[None]:
         """Read the tag behind a call if it comes, white space before it included."""
         self.mark()
