@@ -66,10 +66,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     structured: StructuredSpec | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    """No other token is sampled."""
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
+    """Texts, or sequences of token ids, that the output does not contain. Admission replaces texts by the
+    sequences that they are made of."""
 
     @property
     def greedy(self) -> bool:
         return self.temperature < 1e-3
+
+    @property
+    def reads_output(self) -> bool:
+        """Whether the sampler has to know the tokens that it has sampled: it counts them, or looks for the
+        beginning of a bad word among them."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or any(len(word) > 1 for word in self.bad_words)
+        )
 
     def validate(self) -> SamplingParams:
         """These parameters in their own types (`typed`), or RequestError naming the one that is wrong, its
@@ -109,6 +125,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         need(self.prompt_logprobs is None or self.prompt_logprobs >= 0, "prompt_logprobs", "at least 0")
         need(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer")
         need(all(self.stop), "stop", "free of empty strings")
+        need(self.allowed_token_ids != (), "allowed_token_ids", "null or hold at least one token id")
+        need(all(self.bad_words), "bad_words", "free of empty strings")
         for token, bias in (self.logit_bias or {}).items():
             if token < 0 or not (math.isfinite(bias) and -100.0 <= bias <= 100.0):
                 raise RequestError(
@@ -119,16 +137,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def typed(given: Mapping[str, Any]) -> SamplingParams:
-    """Of values as people write them: `stop` may be one string, keys of `logit_bias` decimal text as in JSON,
-    `top_k` -1 for 0, `top_p` 0 for temperature 0, anything None for its default, numbers and lists numpy's.
-    Raises RequestError naming the parameter of a wrong type."""
+    """Of values as people write them: `stop` and `bad_words` may be one string, keys of `logit_bias` decimal
+    text as in JSON, `top_k` -1 for 0, `top_p` 0 for temperature 0, anything None for its default, numbers and
+    lists numpy's. Raises RequestError naming the parameter of a wrong type."""
     fields = {
         name: value.tolist() if hasattr(value, "tolist") else value
         for name, value in given.items()
         if value is not None
     }
-    if isinstance(fields.get("stop"), str):
-        fields["stop"] = (fields["stop"],)
+    for name in ("stop", "bad_words"):
+        if isinstance(fields.get(name), str):
+            fields[name] = (fields[name],)
     if fields.get("top_k") == -1:
         fields["top_k"] = 0
     if isinstance(fields.get("top_k"), int):

@@ -367,3 +367,29 @@ def test_the_real_model_config_has_what_validation_reads(smollm_folder, tokenize
     request = builder.build("Hi", builder.sampling_params({}))
     assert 2 in request.eos_token_ids
     assert request.sampling.max_tokens == config.max_model_len - len(request.prompt_token_ids)
+
+
+def test_bad_words_become_the_tokens_of_both_forms(builder, tokenizer):
+    request = builder.build("Hi", SamplingParams(bad_words=(" Paris", (7, 8), "Paris")))
+    bare, spaced = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in ("Paris", " Paris"))
+    expected = [bare, (7, 8)]
+    if len(spaced) == len(bare) and spaced[0] != bare[0]:
+        expected.insert(1, spaced)
+    assert request.sampling.bad_words == tuple(expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"allowed_token_ids": (VOCAB,)}, "allowed_token_ids"),
+        ({"bad_words": ((1, VOCAB),)}, "bad_words"),
+        ({"bad_words": ((1,) * 65,)}, "bad_words"),
+        ({"bad_words": ("   ",)}, "bad_words"),
+        ({"allowed_token_ids": (5, 6), "bad_words": ((5,), (7, 6))}, "allowed_token_ids"),
+        ({"allowed_token_ids": (2,), "min_tokens": 1}, "allowed_token_ids"),
+        ({"allowed_token_ids": (5,), "structured": StructuredSpec("regex", "a")}, "allowed_token_ids"),
+        ({"bad_words": ("a",), "structured": StructuredSpec("regex", "a")}, "bad_words"),
+    ],
+)
+def test_what_leaves_nothing_to_sample_or_cannot_hold_is_refused(builder, given, named):
+    assert refused(builder, "Hi", SamplingParams(**given)).param == named

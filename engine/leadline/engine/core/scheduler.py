@@ -28,7 +28,7 @@ from leadline.engine.core.prefill import Prefill
 from leadline.engine.core.results import Flight, Results
 from leadline.engine.core.sequence import Sequence, State
 from leadline.engine.core.settings import SchedulerConfig
-from leadline.engine.core.speculation import Drafter, Speculation, counts_tokens
+from leadline.engine.core.speculation import Drafter, Speculation
 from leadline.engine.core.stats import SchedulerStats
 from leadline.engine.core.step_time import StepTime
 from leadline.engine.core.thought import GRAMMAR, Allowed, Thought
@@ -137,7 +137,7 @@ class Scheduler:
             root=self._root(request.cache_salt),
             sync=sampling.structured is not None,
             structured=sampling.structured is not None,
-            counts_tokens=counts_tokens(sampling),
+            reads_output=sampling.reads_output,
             wants_logprobs=sampling.logprobs is not None,
             wants_prompt_logprobs=sampling.prompt_logprobs is not None,
             may_draft=self._speculation.allowed(request),

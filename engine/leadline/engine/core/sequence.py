@@ -77,8 +77,8 @@ class Sequence:
     """A grammar constrains the output, or the part of it behind the thought."""
     thought: Thought | None = None
     """State of the thought; None once neither a budget nor a grammar depends on it."""
-    counts_tokens: bool = False
-    """The sampler counts tokens (penalties), so that no sampled token can be dropped."""
+    reads_output: bool = False
+    """The sampler reads sampled tokens (penalties, bad words), so that no sampled token can be dropped."""
     num_dropped: int = 0
     """Of the unread tokens: they were sampled without the mask that they needed, and do not count."""
     rewound: bool = False
@@ -128,7 +128,7 @@ class Sequence:
         if thought is not None:
             if thought.answering and not self.structured:
                 self.thought = None
-            self.sync = not thought.allowed.anything or (self.counts_tokens and not thought.answering)
+            self.sync = not thought.allowed.anything or (self.reads_output and not thought.answering)
 
     @property
     def prefill_left(self) -> int:

@@ -9,8 +9,8 @@ keeps what the sequence would have got one by one:
 
 Exact by construction: a token sampled at a position is a function of the tokens before it and of the
 position's own noise (sampling/noise.py), so that whoever samples, greedily or not, gets the tokens that he
-would get without. What counts tokens or moves a grammar on does depend on the order of steps: penalties
-and structured output do not draft.
+would get without. What reads the output or moves a grammar on does depend on the order of steps:
+penalties, bad words of several tokens and structured output do not draft.
 
 A drafting sequence must be known up to its last token, so while anybody is eager to draft nothing is planned
 over an unread step. Failures make a sequence wait, twice as long each time: text that copies nothing costs
@@ -27,9 +27,8 @@ from leadline.engine.core.ngram import NgramIndex
 from leadline.engine.core.sequence import Sequence
 from leadline.engine.core.settings import SchedulerConfig
 from leadline.engine.messages import CoreRequest
-from leadline.engine.sampling_params import SamplingParams
 
-__all__ = ["Drafter", "Speculation", "accepted", "counts_tokens"]
+__all__ = ["Drafter", "Speculation", "accepted"]
 
 _FIRST_PAUSE = 4
 _LONGEST_PAUSE = 64
@@ -61,7 +60,7 @@ class Speculation:
     def allowed(self, request: CoreRequest) -> bool:
         """Whether the request's tokens do not depend on how many a step brings."""
         sampling = request.sampling
-        return self._most > 0 and sampling.structured is None and not counts_tokens(sampling)
+        return self._most > 0 and sampling.structured is None and not sampling.reads_output
 
     def few_enough(self, decoding: int) -> bool:
         """Whether drafts pay among so many decoding sequences: beyond that, rows cost what they bring."""
@@ -96,15 +95,6 @@ class Speculation:
     def _pause(seq: Sequence) -> None:
         seq.draft_pause = min(_LONGEST_PAUSE, 2 * seq.draft_pause or _FIRST_PAUSE)
         seq.draft_from = len(seq.token_ids) + seq.draft_pause
-
-
-def counts_tokens(sampling: SamplingParams) -> bool:
-    """Whether the sampler counts the tokens that it has sampled."""
-    return (
-        sampling.repetition_penalty != 1.0
-        or sampling.presence_penalty != 0.0
-        or sampling.frequency_penalty != 0.0
-    )
 
 
 def accepted(draft: TokenSequence[int], sampled: TokenSequence[int]) -> int:

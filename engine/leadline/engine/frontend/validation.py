@@ -28,6 +28,7 @@ import msgspec
 from leadline.engine.config import EngineConfig
 from leadline.engine.errors import RequestError
 from leadline.engine.frontend.structured import GrammarCompiler, check_length
+from leadline.engine.frontend.token_bans import bad_word_ids, check_bans
 from leadline.engine.messages import CoreRequest, PriorityClass, ThoughtSpec
 from leadline.engine.sampling_params import SamplingParams, typed
 from leadline.protocol.text.tokenizer import Tokenizer
@@ -134,6 +135,10 @@ class RequestBuilder:
             raise RequestError("a resumed request has n = 1", param="n")
         self._check_caps(sampling)
         self._check_vocabulary(sampling)
+        if sampling.bad_words:
+            words = bad_word_ids(sampling.bad_words, self._tokenizer)
+            sampling = msgspec.structs.replace(sampling, bad_words=words)
+        check_bans(sampling, (*self.eos_token_ids, *sampling.stop_token_ids), self._vocab_size)
         if sampling.structured is not None:
             if sampling.min_tokens:
                 raise RequestError(

@@ -1,7 +1,6 @@
 """Repetition, presence and frequency penalties, over token counts kept on the device.
 
-A row of counts costs 5 bytes a vocabulary entry, so rows exist only for the slots that asked for a penalty;
-the table doubles when it runs out and is reused as slots come and go.
+A row of counts costs 5 bytes a vocabulary entry, so rows exist only for the slots that asked for a penalty.
 
     repetition (CTRL, Keskar et al. 2019): tokens of prompt or output: logit > 0 ? logit / r : logit * r
     frequency (OpenAI API): logit -= f * count in the output
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from leadline.engine.core.plan import NewSeq
+from leadline.engine.sampling.slot_rows import SlotRows
 from leadline.engine.sampling.transfer import upload
 
 __all__ = ["TokenCounts"]
@@ -25,40 +25,22 @@ class TokenCounts:
     def __init__(self, max_slots: int, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
         self.device = device
-        self.row_of_slot = np.full(max_slots, -1, dtype=np.int64)
-        self._free: list[int] = []
+        self.rows = SlotRows(max_slots)
         self.output = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
         self.in_prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
 
     def enter(self, seq: NewSeq) -> None:
         """Give the slot a row that holds the sequence's tokens so far."""
-        row = self._take_row(seq.slot)
+        row = self.rows.take(seq.slot)
+        if missing := self.rows.size - self.output.shape[0]:
+            self.output = torch.nn.functional.pad(self.output, (0, 0, 0, missing))
+            self.in_prompt = torch.nn.functional.pad(self.in_prompt, (0, 0, 0, missing))
         tokens = upload(np.array(seq.token_ids, dtype=np.int64), self.device)
         self.in_prompt[row].zero_()
         self.in_prompt[row].index_fill_(0, tokens[: seq.prompt_len], True)  # an assignment would wait
         output = tokens[seq.prompt_len :]
         self.output[row].zero_()
         self.output[row].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
-
-    def release(self, slot: int) -> None:
-        """The slot's sequence left; a slot without a row is fine."""
-        row = int(self.row_of_slot[slot])
-        if row >= 0:
-            self.row_of_slot[slot] = -1
-            self._free.append(row)
-
-    def _take_row(self, slot: int) -> int:
-        self.release(slot)
-        if not self._free:
-            old = self.output.shape[0]
-            new = max(4, 2 * old)
-            grow = (0, 0, 0, new - old)
-            self.output = torch.nn.functional.pad(self.output, grow)
-            self.in_prompt = torch.nn.functional.pad(self.in_prompt, grow)
-            self._free.extend(reversed(range(old, new)))
-        row = self._free.pop()
-        self.row_of_slot[slot] = row
-        return row
 
     def add(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Count freshly sampled tokens. rows (count rows, distinct) and tokens are int64 [N]."""

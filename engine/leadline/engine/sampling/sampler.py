@@ -1,10 +1,9 @@
 """Logits to tokens, in the order that defines the result:
 
     raw logits ─┬─▶ log-probabilities (reported)
-                └─▶ penalties ─▶ bias ─▶ bans before min_tokens ─▶ grammar mask ─▶ greedy: argmax
-                                                                              └─▶ / temperature
-                                                                                  ─▶ top-k, top-p, min-p
-                                                                                  ─▶ + Gumbel noise ─▶ argmax
+                └─▶ penalties ─▶ bias ─▶ bans before min_tokens, of words and of what is not allowed
+                     ─▶ grammar mask ─▶ greedy: argmax
+                                    └─▶ / temperature ─▶ top-k, top-p, min-p ─▶ + Gumbel noise ─▶ argmax
 
 Work that no row of the batch needs is skipped, on the word of host-side flags; nothing here waits for the
 device. Equal logits go to the lowest token id.
@@ -19,10 +18,22 @@ import torch
 
 from leadline.engine.core.plan import NewSeq
 from leadline.engine.sampling.adjust import add_pairs_, apply_bitmasks_, ban_pairs_
+from leadline.engine.sampling.allowed_tokens import AllowedTokens
+from leadline.engine.sampling.bad_words import BadWords
 from leadline.engine.sampling.logprobs import LogprobRows, gather_logprobs
 from leadline.engine.sampling.noise import gumbel, row_keys
 from leadline.engine.sampling.penalties import TokenCounts
-from leadline.engine.sampling.state import BANS, BIAS, LOGPROBS, PENALTY, RANDOM, TRUNCATE, SamplingState
+from leadline.engine.sampling.state import (
+    ALLOWED,
+    BANS,
+    BIAS,
+    LOGPROBS,
+    PENALTY,
+    RANDOM,
+    TRUNCATE,
+    WORDS,
+    SamplingState,
+)
 from leadline.engine.sampling.transfer import upload
 from leadline.engine.sampling.truncate import threshold
 
@@ -36,20 +47,28 @@ class Sampler:
         self.device = device
         self.state = SamplingState(max_slots, device)
         self.counts = TokenCounts(max_slots, vocab_size, device)
+        self.allowed = AllowedTokens(max_slots, vocab_size, device)
+        self.words = BadWords(max_slots, device)
         self._entries = torch.arange(vocab_size, dtype=torch.int32, device=device)
 
     def enter(self, seqs: list[NewSeq]) -> None:
         """Sequences take their slots."""
         self.state.enter(seqs)
+        self.release([seq.slot for seq in seqs])
         for seq in seqs:
-            self.counts.release(seq.slot)
-            if self.state.flags[seq.slot] & PENALTY:
+            flags = self.state.flags[seq.slot]
+            if flags & PENALTY:
                 self.counts.enter(seq)
+            if flags & ALLOWED:
+                self.allowed.enter(seq)
+            if flags & WORDS:
+                self.words.enter(seq)
 
     def release(self, slots: list[int]) -> None:
         """Sequences leave their slots."""
         for slot in slots:
-            self.counts.release(slot)
+            for table in (self.counts, self.allowed, self.words):
+                table.rows.release(slot)
 
     def sample(
         self,
@@ -79,7 +98,11 @@ class Sampler:
             tokens = self._draw(logits, tokens, flags, slots, slots_device, positions)
         if some & PENALTY:
             rows = np.flatnonzero(flags & PENALTY)
-            self.counts.add(self._upload(self.counts.row_of_slot[slots[rows]]), tokens[self._upload(rows)])
+            self.counts.add(self._upload(self.counts.rows.of_slot[slots[rows]]), tokens[self._upload(rows)])
+        if some & WORDS:
+            rows = np.flatnonzero((flags & WORDS).astype(bool) & self.words.remembers[slots])
+            if len(rows):
+                self.words.add(self._upload(self.words.rows.of_slot[slots[rows]]), tokens[self._upload(rows)])
         reported = None
         if some & LOGPROBS:
             rows = np.flatnonzero(flags & LOGPROBS)
@@ -107,7 +130,7 @@ class Sampler:
             where = slots_device[index]
             logits[index] = self.counts.apply(
                 logits[index],
-                self._upload(self.counts.row_of_slot[slots[rows]]),
+                self._upload(self.counts.rows.of_slot[slots[rows]]),
                 state.repetition[where],
                 state.presence[where],
                 state.frequency[where],
@@ -130,11 +153,25 @@ class Sampler:
                 state.ban_before[where],
             )
             logits[index] = part
+        if some & (ALLOWED | WORDS):
+            self._forbid(logits, flags, slots, masks)
         if masks:
             masked = [(row, masks[slot]) for row, slot in enumerate(slots.tolist()) if slot in masks]
             if masked:
                 apply_bitmasks_(logits, [row for row, _ in masked], [mask for _, mask in masked])
         return logits
+
+    def _forbid(
+        self, logits: torch.Tensor, flags: np.ndarray, slots: np.ndarray, masks: dict[int, Any]
+    ) -> None:
+        """Bans of single requests. A row that has a mask goes without: admission refuses grammars beside
+        them, so the mask forces the end of a thought."""
+        free = np.array([slot not in masks for slot in slots.tolist()])
+        for flag, table in ((ALLOWED, self.allowed), (WORDS, self.words)):
+            rows = np.flatnonzero((flags & flag).astype(bool) & free)
+            if len(rows):
+                index = self._upload(rows)
+                logits[index] = table.apply(logits[index], self._upload(table.rows.of_slot[slots[rows]]))
 
     def _draw(
         self,

@@ -13,7 +13,7 @@ import torch
 from leadline.engine.core.plan import NewSeq
 from leadline.engine.sampling.transfer import upload
 
-__all__ = ["BANS", "BIAS", "LOGPROBS", "PENALTY", "RANDOM", "TRUNCATE", "SamplingState"]
+__all__ = ["ALLOWED", "BANS", "BIAS", "LOGPROBS", "PENALTY", "RANDOM", "TRUNCATE", "WORDS", "SamplingState"]
 
 RANDOM = 1
 """Not greedy."""
@@ -24,6 +24,10 @@ BIAS = 8
 BANS = 16
 """Some ids are banned until min_tokens is reached."""
 LOGPROBS = 32
+ALLOWED = 64
+"""Only some ids are allowed."""
+WORDS = 128
+"""Some sequences of ids are banned."""
 
 
 class SamplingState:
@@ -119,6 +123,10 @@ class SamplingState:
             flags |= BANS
         if params.logprobs is not None:
             flags |= LOGPROBS
+        if params.allowed_token_ids is not None:
+            flags |= ALLOWED
+        if params.bad_words:
+            flags |= WORDS
         self.flags[slot] = flags
         self.host_top_k[slot] = params.top_k
         self.host_top_p[slot] = params.top_p

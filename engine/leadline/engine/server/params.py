@@ -43,6 +43,8 @@ _COPIED = (
     "ignore_eos",
     "include_stop_str_in_output",
     "skip_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
     "n",
 )
 

@@ -21,13 +21,16 @@ from leadline.protocol.openai.chat import (
 )
 from leadline.protocol.openai.chat import Tool as ChatTool
 from leadline.protocol.openai.common import (
+    BadWords,
     LogitBias,
     NonEmptyStr,
     Nothing,
+    Penalty,
     PositiveInt,
     PriorityClass,
     StopList,
     TokenId,
+    TokenIds,
 )
 from leadline.protocol.openai.constraints import JsonSchema, JsonSchemaFormat, constraint_of
 
@@ -254,6 +257,10 @@ _EXTENSIONS = (
     "stop_token_ids",
     "skip_special_tokens",
     "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "presence_penalty",
+    "frequency_penalty",
     "regex",
     "grammar",
     "cache_salt",
@@ -286,6 +293,10 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     stop_token_ids: list[TokenId] | None = None
     skip_special_tokens: bool | None = None
     logit_bias: LogitBias | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: BadWords | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     regex: str | None = None
     """The whole output must match it. At most one of this, `grammar` and an output format."""
     grammar: str | None = None

@@ -23,15 +23,18 @@ from leadline.protocol.openai.constraints import (
 
 __all__ = [
     "NOT_SUPPORTED",
+    "BadWords",
     "CompletionTokensDetails",
     "FinishReason",
     "GenerationRequest",
     "MaxTokens",
     "NonEmptyStr",
+    "Penalty",
     "PriorityClass",
     "PromptTokensDetails",
     "StreamOptions",
     "TokenId",
+    "TokenIds",
     "Usage",
     "limit_of",
     "refused",
@@ -47,6 +50,8 @@ Count = Annotated[int, Meta(ge=0)]
 MaxTokens = Annotated[int, Meta(ge=-1)]
 """A limit of the output; -1 is none. `limit_of` says which values a field takes."""
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+BadWords = Annotated[list[NonEmptyStr], Meta(max_length=1024)]
 StopList = Annotated[list[NonEmptyStr], Meta(max_length=64)]
 
 
@@ -68,9 +73,7 @@ NOT_SUPPORTED = {
     "json_schema": "use response_format",
     "ebnf": "use grammar",
     "use_beam_search": "use sampling, with best_of in /v1/completions",
-    "allowed_token_ids": "use logit_bias, regex or grammar",
-    "bad_words": "use logit_bias",
-    "logits_processors": "use logit_bias, regex or grammar",
+    "logits_processors": "use logit_bias, allowed_token_ids, bad_words, regex or grammar",
     "prompt_embeds": "use a text or token ids",
 }
 """Fields of other servers and of older clients that would change the answer, and what there is instead. All
@@ -128,6 +131,11 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     """The whole output must match it. A request holds one constraint at most."""
     grammar: str | None = None
     """Grammar, in llguidance's Lark dialect or in GBNF, that the whole output must match."""
+    allowed_token_ids: TokenIds | None = None
+    """No other token is sampled, be it an end token."""
+    bad_words: BadWords | None = None
+    """Texts that the output does not contain, as the sequences of tokens that write them, at the beginning of
+    a text and behind a space."""
     structured_outputs: StructuredOutputs | None = None
     """vLLM's constraints."""
     guided_json: dict[str, Any] | str | None = None
@@ -158,8 +166,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     json_schema: None = None
     ebnf: None = None
     use_beam_search: bool | None = None
-    allowed_token_ids: None = None
-    bad_words: Nothing | None = None
     logits_processors: Nothing | None = None
     prompt_embeds: None = None
 

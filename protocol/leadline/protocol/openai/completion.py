@@ -7,11 +7,16 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from leadline.protocol.openai.common import GenerationRequest, MaxTokens, NonEmptyStr, TokenId, limit_of
+from leadline.protocol.openai.common import (
+    GenerationRequest,
+    MaxTokens,
+    NonEmptyStr,
+    TokenId,
+    TokenIds,
+    limit_of,
+)
 
 __all__ = ["CompletionRequest", "Prompt"]
-
-TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 
 _TOKEN_IDS: dict[str, Any] = {
     "type": "array",

@@ -23,7 +23,7 @@ from leadline.protocol.openai.chat import (
     ToolChoice,
     UserMessage,
 )
-from leadline.protocol.openai.common import LogitBias, PriorityClass, StopList, TokenId
+from leadline.protocol.openai.common import BadWords, LogitBias, PriorityClass, StopList, TokenId, TokenIds
 from leadline.protocol.openai.constraints import (
     JsonObjectFormat,
     JsonSchema,
@@ -91,6 +91,7 @@ AnswerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 _COPIED = (
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "seed", "top_k", "min_p", "deadline"),
     *("queue_timeout", "priority_class", "cache_salt", "stop", "stop_token_ids", "logit_bias", "regex"),
+    *("allowed_token_ids", "bad_words"),
     *("grammar", "min_tokens", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "chat_template_kwargs"),
     *("resume_token_ids", "return_token_ids", "thinking_budget"),
@@ -151,6 +152,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     stop: str | StopList | None = None
     stop_token_ids: list[TokenId] | None = None
     logit_bias: LogitBias | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: BadWords | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None

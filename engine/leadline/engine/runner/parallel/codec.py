@@ -7,9 +7,9 @@ and a worker keeps zeros for those it has not been given, which no row reads.
     crosses with step 1                  | chunk 1 |
     worker's tokens             | 0 .. 0 | chunk 1 | 0 ... 0 |
 
-Two things need more. Penalties count every token of a sequence, so a sequence that uses them brings all of
-its tokens when it enters; structured output brings a bitmask a row. Both are large, so the ring sends what
-does not fit into a frame in pieces.
+Two things need more. Penalties count every token of a sequence, and bad words look at its last ones, so a
+sequence that uses them brings all of its tokens when it enters; structured output brings a bitmask a row.
+Both are large, so the ring sends what does not fit into a frame in pieces.
 
 Arrays are little-endian int32, as in memory on every machine this runs on.
 """
@@ -40,7 +40,7 @@ class _Entered(msgspec.Struct, array_like=True):
     blocks: bytes
     banned: tuple[int, ...]
     tokens: bytes | None
-    """All of them, if penalties have to count them."""
+    """All of them, if the sampler has to know them."""
 
 
 class _Plan(msgspec.Struct, array_like=True):
@@ -106,11 +106,7 @@ class PlanEncoder:
 
     def _enter(self, seq: NewSeq, tokens: np.ndarray) -> _Entered:
         sampling = seq.sampling
-        penalised = (
-            sampling.repetition_penalty != 1.0
-            or sampling.presence_penalty != 0.0
-            or sampling.frequency_penalty != 0.0
-        )
+        reads_output = sampling.reads_output
         if sampling.stop or sampling.stop_token_ids or sampling.structured is not None:
             # Not the runner's business, and as long as a caller likes.
             sampling = msgspec.structs.replace(sampling, stop=(), stop_token_ids=(), structured=None)
@@ -123,7 +119,7 @@ class PlanEncoder:
             sampling,
             _pack(seq.block_ids),
             seq.banned_until_min,
-            tokens.tobytes() if penalised else None,
+            tokens.tobytes() if reads_output else None,
         )
 
 
