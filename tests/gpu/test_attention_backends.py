@@ -113,6 +113,40 @@ def test_short_chunks_after_long_prefixes_split_their_keys(shape: str, block_siz
         assert not backend._prefill_arrived.any()
 
 
+@pytest.mark.parametrize("softcap", [None, 1.5], ids=["", "capped"])
+@pytest.mark.parametrize("window", [None, 1, 50, 64, 100])
+@pytest.mark.parametrize(("name", "block_size"), CASES)
+def test_layers_with_a_window_and_capped_logits(
+    name: str, block_size: int, window: int | None, softcap: float | None
+) -> None:
+    """Rows and chunks around the window; a chunk of many tokens, whose queries share no key."""
+    lengths = [1, 50, 65, 130] if INTERPRET else [1, 16, 49, 50, 51, 64, 65, 100, 128, 129, 130, 500, 1025]
+    rows = [(n, 1) for n in lengths] + [(n, count) for n in lengths[1:] for count in (3, n)]
+    dtype = getattr(torch, DTYPES[-1])
+    case = make_case(SHAPES["16/8/128"], block_size, rows, dtype=dtype, device=DEVICE, seed=7)
+    check(name, case.changed(window=window, softcap=softcap))
+
+
+@pytest.mark.parametrize("shape", [(8, 4, 256), (4, 1, 256)])
+def test_triton_takes_the_heads_of_gemma_with_a_window(shape: tuple[int, int, int]) -> None:
+    rows = [(5, 1), (100, 1), (129, 1), (130, 1), (40, 40), (129, 60), (130, 3)]
+    case = make_case(shape, 64, rows, dtype=torch.float16, device=DEVICE, seed=8)
+    for softcap in (None, 1.5):
+        check("triton", case.changed(window=50, softcap=softcap))
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_a_window_of_a_short_chunk_after_a_long_prefix_splits_its_keys(block_size: int) -> None:
+    context, window = (700, 600) if INTERPRET else (4224, 3000)
+    dtype = getattr(torch, DTYPES[-1])
+    case = make_case(SHAPES["16/8/128"], block_size, [(context, 20)], dtype=dtype, device=DEVICE, seed=2)
+    case = case.changed(window=window)
+    backend = build("triton", case.spec)
+    assert worst_error(case.run(backend), case.expected) < TOLERANCE[dtype]
+    assert backend._prefill_splits > 1
+    assert not backend._prefill_arrived.any()
+
+
 @pytest.mark.parametrize(
     "rows", [[(3000, 1024)], [(5000, 1), (9000, 2048), (300, 300)], [(700, 1), (8200, 8192)]]
 )

@@ -9,7 +9,7 @@ tables or slots.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -39,12 +39,37 @@ class AttentionCase:
     v_cache: torch.Tensor
     expected: torch.Tensor
     """float64 [tokens, heads, dim]"""
+    histories: list[tuple[torch.Tensor, torch.Tensor]]
+    """Of each row: its keys and values, [context, KV heads, dim]"""
+    window: int | None = None
 
     def run(self, backend: AttentionBackend) -> torch.Tensor:
         """One step from the untouched pool."""
         k_cache, v_cache = self.k_cache.clone(), self.v_cache.clone()
         backend.begin(self.batch)
-        return backend.forward(self.q, self.k, self.v, k_cache, v_cache)
+        return backend.forward(self.q, self.k, self.v, k_cache, v_cache, self.window)
+
+    def changed(self, *, window: int | None = None, softcap: float | None = None) -> AttentionCase:
+        """The same step of a layer with a window, of a model that has layers without one too; of a model that
+        caps its logits. Keys that no query of the step sees are NaN: no two rows may share a block."""
+        spec = replace(self.spec, windows=(None, window, 7), softcap=softcap)
+        starts, tables, size = self.batch.cu_q.tolist(), self.batch.block_tables, spec.block_size
+        expected, caches = [], (self.k_cache.clone(), self.v_cache.clone())
+        reach = [0 if window is None else max(0, length - count + 1 - window) for length, count in self.rows]
+        for row, (keys, values) in enumerate(self.histories):
+            q = self.q[starts[row] : starts[row + 1]]
+            expected.append(_plain_attention(q, keys, values, spec.scale, window, softcap))
+            for position in range(reach[row]):
+                page = int(tables[row, position // size])
+                for cache in caches:
+                    cache[page, position % size] = torch.nan
+        return replace(
+            self, spec=spec, expected=torch.cat(expected), window=window, k_cache=caches[0], v_cache=caches[1]
+        )
+
+    @property
+    def rows(self) -> list[tuple[int, int]]:
+        return list(zip(self.batch.context_lens_host, self.batch.query_lens_host, strict=True))
 
 
 def fuzz_rows(seed: int, longest: int = 1025, most_rows: int = 12) -> list[tuple[int, int]]:
@@ -162,7 +187,7 @@ def make_case(
             for i in range(len(rows))
         ]
     )
-    return AttentionCase(spec, batch, q, k, v, caches[0], caches[1], expected)
+    return AttentionCase(spec, batch, q, k, v, caches[0], caches[1], expected, histories)
 
 
 def worst_error(out: torch.Tensor, expected: torch.Tensor) -> float:
@@ -173,7 +198,14 @@ def worst_error(out: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((out - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
 
 
-def _plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def _plain_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
     """q [n, heads, dim] at the end of k, v [context, kv_heads, dim]; causal softmax in float64."""
     n, heads, _ = q.shape
     context, kv_heads, _ = k.shape
@@ -181,5 +213,10 @@ def _plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: f
     k, v = (x.repeat_interleave(heads // kv_heads, dim=0) for x in (k, v))
     scores = q @ k.transpose(1, 2) * scale
     positions = torch.arange(context - n, context, device=q.device)
-    hidden = torch.arange(context, device=q.device)[None, :] > positions[:, None]
+    keys = torch.arange(context, device=q.device)[None, :]
+    hidden = keys > positions[:, None]
+    if window is not None:
+        hidden |= keys <= positions[:, None] - window
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     return (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v).transpose(0, 1)

@@ -40,6 +40,22 @@ def test_a_torch_row_may_read_blocks_that_another_row_fills_in_the_same_step() -
     assert worst_error(run_twice(case), case.expected) < TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("window", [1, 16, 17, 63, 400])
+def test_torch_sees_the_window_of_a_layer_alone(window: int, softcap: float | None) -> None:
+    """Rows shorter than it, as long, and longer; chunks that begin before it, in it and at position 0."""
+    rows = [(n, 1) for n in (1, 15, 16, 17, 64, 300)]
+    rows += [(n, count) for n in (16, 18, 70, 300) for count in (2, 15, n)]
+    case = make_case(SHAPES["9/3/64"], 16, rows, dtype=torch.float32).changed(window=window, softcap=softcap)
+    assert worst_error(run_twice(case), case.expected) < TOLERANCE[torch.float32]
+
+
+def test_a_window_hides_something_in_the_cases() -> None:
+    case = make_case(SHAPES["9/3/64"], 16, [(40, 1), (50, 20)], dtype=torch.float32)
+    for change in ({"window": 30}, {"softcap": 1.5}):
+        assert worst_error(case.changed(**change).expected, case.expected) > 0.05
+
+
 def test_the_cases_catch_a_backend_that_ignores_the_block_table() -> None:
     """The check itself can fail: swapping two entries of one row's table must show."""
     case = make_case(SHAPES["9/3/64"], 16, [(70, 1)], dtype=torch.float32)

@@ -165,12 +165,13 @@ def test_fields_that_are_absent_have_the_values_of_transformers(family, tmp_path
     ours, theirs = load_model_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    thetas = {layer.rope.theta for layer in ours.layers if layer.rope is not None}
+    assert thetas == {theirs.rope_parameters["rope_theta"]}
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.mlp_bias == getattr(theirs, "mlp_bias", False)
     assert ours.attention_bias == getattr(theirs, "attention_bias", family == "qwen2")
-    windows = getattr(theirs, "use_sliding_window", True)
-    assert ours.sliding_window == (getattr(theirs, "sliding_window", None) if windows else None)
+    window = getattr(theirs, "sliding_window", None) if getattr(theirs, "use_sliding_window", True) else None
+    assert {layer.window for layer in ours.layers} == {window}
     if ours.experts is not None:
         assert ours.experts.per_token == theirs.num_experts_per_tok
         assert ours.experts.renormalize == getattr(theirs, "norm_topk_prob", True)

@@ -45,7 +45,12 @@ CASES = {
     ),
     "mistral": ("mistral", {}),
     "mistral_wide_heads": ("mistral", {"head_dim": 16}),
-    "mistral_window_beyond_the_context": ("mistral", {"sliding_window": 256}),
+    "mistral_window": ("mistral", {"sliding_window": 40}),
+    "qwen2_window_of_the_last_layer": (
+        "qwen2",
+        {"sliding_window": 40, "use_sliding_window": True, "max_window_layers": 2},
+    ),
+    "phi3_window": ("phi3", {"sliding_window": 40}),
     "qwen2": ("qwen2", {}),
     "qwen2_tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2_yarn": ("qwen2", {"rope_parameters": YARN}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from tiny_checkpoints import BASE
@@ -38,6 +37,10 @@ def phi3(**changes):
 
 def mistral(**changes):
     return {**BASE, "architectures": ["MistralForCausalLM"], **changes}
+
+
+def smollm3(**changes):
+    return {**BASE, "num_hidden_layers": 5, "architectures": ["SmolLM3ForCausalLM"], **changes}
 
 
 def test_shapes_are_read(tmp_path):
@@ -158,6 +161,7 @@ def test_dynamic_ends_where_its_frequencies_would_change(tmp_path):
         (qwen2(use_sliding_window=True, max_window_layers="2"), "max_window_layers must be a positive"),
         ({**LLAMA, "layer_types": [["full_attention"]]}, "layer_types must be a list of names"),
         ({**LLAMA, "layer_types": "full_attention"}, "layer_types must be a list of names"),
+        ({**LLAMA, "layer_types": ["full_attention"] * 2}, "layer_types has 2 entries for 3 layers"),
         ({**LLAMA, "is_causal": False}, "is_causal is False"),
         (qwen2(dual_chunk_attention_config={"chunk_size": 262144}), "dual_chunk_attention_config"),
         ({**LLAMA, "auto_map": {"AutoModelForCausalLM": "mine.LlamaForCausalLM"}}, "auto_map gives AutoM"),
@@ -180,49 +184,36 @@ def test_what_is_not_supported_is_refused_by_name(config, field, tmp_path):
         load_model_config(write(tmp_path, config))
 
 
+MIXED = ["full_attention", "sliding_attention", "full_attention"]
+
+
 @pytest.mark.parametrize(
-    ("config", "window"),
+    ("config", "windows"),
     [
-        ({**LLAMA, "layer_types": ["sliding_attention"] * 3, "sliding_window": 64}, 64),
-        (mistral(sliding_window=128), 128),
-        (mistral(max_position_embeddings=8192), 4096),
-        (mistral(sliding_window=None), None),
-        (qwen2(use_sliding_window=True, max_window_layers=2), 128),
-        (
-            qwen2(use_sliding_window=True, layer_types=["full_attention"] * 2 + ["sliding_attention"]),
-            128,
-        ),
-        (qwen2(use_sliding_window=False), None),
-        (qwen2(use_sliding_window=True, max_window_layers=3), None),
-        (qwen2(use_sliding_window=True, layer_types=["full_attention"] * 3), None),
-        (qwen2(use_sliding_window=True, max_window_layers=0, sliding_window=4096), 4096),
-        (moe(use_sliding_window=True, sliding_window=64), 64),
-        (moe(use_sliding_window=True, sliding_window=64, max_window_layers=3), 64),
-        (phi3(sliding_window=200), 200),
+        ({**LLAMA, "layer_types": MIXED, "sliding_window": 64}, [None, 64, None]),
+        (mistral(sliding_window=128), [128] * 3),
+        (mistral(sliding_window=128, layer_types=MIXED), [None, 128, None]),
+        (mistral(max_position_embeddings=8192), [4096] * 3),
+        (mistral(sliding_window=None), [None] * 3),
+        (qwen2(use_sliding_window=True, max_window_layers=2), [None, None, 128]),
+        (qwen2(use_sliding_window=True, layer_types=MIXED), [None, 128, None]),
+        (qwen2(use_sliding_window=False), [None] * 3),
+        (qwen2(use_sliding_window=True, max_window_layers=3), [None] * 3),
+        (qwen2(use_sliding_window=True, layer_types=["full_attention"] * 3), [None] * 3),
+        (qwen2(use_sliding_window=True, max_window_layers=0, sliding_window=4096), [4096] * 3),
+        (moe(use_sliding_window=True, sliding_window=64), [64] * 3),
+        (moe(use_sliding_window=True, sliding_window=64, max_window_layers=3), [64] * 3),
+        (phi3(sliding_window=200), [200] * 3),
+        (smollm3(use_sliding_window=True, sliding_window=32), [None, None, None, 32, None]),
     ],
 )
-def test_the_sliding_window_of_layers_is_read(config, window, tmp_path):
-    assert load_model_config(write(tmp_path, config)).sliding_window == window
+def test_the_sliding_window_of_layers_is_read(config, windows, tmp_path):
+    layers = load_model_config(write(tmp_path, config)).layers
+    assert [layer.window for layer in layers] == windows
 
 
-@pytest.mark.parametrize(("length", "served"), [(None, False), (129, False), (128, True), (16, True)])
-def test_a_window_is_refused_only_where_it_is_shorter_than_the_context(length, served, tmp_path):
-    model, engine = (
-        load_model_config(write(tmp_path, mistral(sliding_window=128))),
-        EngineConfig(str(tmp_path)),
-    )
-    engine = replace(engine, max_model_len=length)
-    if served:
-        assert resolve_context(engine, model) == length
-        return
-    with pytest.raises(
-        UnsupportedModel, match=f"sliding_window 128 .* {length or 256} .*max_model_len to 128"
-    ):
-        resolve_context(engine, model)
-
-
-def test_a_window_as_long_as_the_context_hides_nothing(tmp_path):
-    model = load_model_config(write(tmp_path, mistral(sliding_window=256)))
+def test_a_window_does_not_bound_the_context(tmp_path):
+    model = load_model_config(write(tmp_path, mistral(sliding_window=128)))
     assert resolve_context(EngineConfig(str(tmp_path)), model) == 256
 
 
@@ -314,10 +305,6 @@ def test_experts_that_make_no_sense_are_refused_by_name(changes, message, tmp_pa
         load_model_config(write(tmp_path, moe(**changes)))
 
 
-def smollm3(**changes):
-    return {**BASE, "num_hidden_layers": 5, "architectures": ["SmolLM3ForCausalLM"], **changes}
-
-
 @pytest.mark.parametrize(
     ("changes", "layers"),
     [
@@ -328,8 +315,12 @@ def smollm3(**changes):
     ],
 )
 def test_layers_without_rotation_are_read(changes, layers, tmp_path):
-    assert load_model_config(write(tmp_path, smollm3(**changes))).unrotated_layers == layers
-    assert load_model_config(write(tmp_path, {**LLAMA, **changes})).unrotated_layers == set()
+    def unrotated(config):
+        found = load_model_config(write(tmp_path, config)).layers
+        return {index for index, layer in enumerate(found) if layer.rope is None}
+
+    assert unrotated(smollm3(**changes)) == layers
+    assert unrotated({**LLAMA, **changes}) == set()
 
 
 @pytest.mark.parametrize("value", [[1, 1], [1, 1, 1, 1, 2], "11101"])

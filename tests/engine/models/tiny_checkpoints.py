@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 BASE: dict[str, Any] = {
     "vocab_size": 101,
@@ -69,18 +68,30 @@ def reload_reference(folder: Path, dtype: torch.dtype) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
 
-def causal_attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal attention over one sequence, heads as models/base.py has them."""
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return out[0].transpose(0, 1)
+def attend_whole(model: Any) -> Any:
+    """Causal attention over one sequence, as the layers of `model` want it; heads as models/base.py has
+    them."""
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        logits = torch.einsum("qhd,khd->hqk", q, k) * model.attention_scale
+        if (cap := model.attention_softcap) is not None:
+            logits = cap * torch.tanh(logits / cap)
+        seen = torch.ones(len(q), len(q), dtype=torch.bool).tril()
+        if (window := model.windows[layer]) is not None:
+            seen = seen.triu(1 - window)
+        weights = logits.masked_fill(~seen, -torch.inf).softmax(dim=-1, dtype=torch.float32).to(q.dtype)
+        return torch.einsum("hqk,khd->qhd", weights, v)
+
+    return attend
 
 
 @torch.inference_mode()
 def logits_of(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
     """Our model's logits at every position of one sequence."""
     positions = torch.arange(len(input_ids))
-    return model.compute_logits(model.forward(input_ids, positions, causal_attend))
+    return model.compute_logits(model.forward(input_ids, positions, attend_whole(model)))
 
 
 @torch.inference_mode()

@@ -75,7 +75,12 @@ class FlashChunks:
         self._cu_prefix, self._cu_context = torch.nn.functional.pad(ends[:, None], (1, 0)).to(torch.int32)
 
     def attend_prefix(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        window: int | None,
     ) -> None:
         """q [T, heads, dim] of the long chunk, its keys and values in the cache → out like q, contiguous."""
         assert self._forward is not None
@@ -85,18 +90,23 @@ class FlashChunks:
             for cache in (k_cache, v_cache)
         )
         self._forward(
-            q, k, v, out, self._cu_prefix, self._cu_context, self._queries, self._context, self._scale
+            q, k, v, out, self._cu_prefix, self._cu_context, self._queries, self._context, self._scale, window
         )
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, window: int | None
+    ) -> None:
         """q [T, heads, dim], k, v [T, kv_heads, dim] of the fresh chunks alone → out like q, contiguous."""
         assert self._forward is not None
-        self._forward(q, k, v, out, self._cu, self._cu, self._longest, self._longest, self._scale)
+        self._forward(q, k, v, out, self._cu, self._cu, self._longest, self._longest, self._scale, window)
 
 
 def _import_fa3(spec: AttentionSpec) -> Callable[..., None] | None:
-    """fa3_fwd's forward where it applies: bfloat16 on Hopper with a usual head_dim."""
-    if spec.dtype != torch.bfloat16 or spec.head_dim not in (64, 128) or spec.device.type != "cuda":
+    """fa3_fwd's forward where it applies: bfloat16 on Hopper with a usual head_dim, no capped logits, and
+    windows only if the package was built with them."""
+    if spec.softcap is not None or spec.dtype != torch.bfloat16 or spec.device.type != "cuda":
+        return None
+    if spec.head_dim not in (64, 128):
         return None
     if torch.cuda.get_device_capability(spec.device)[0] != 9:
         return None
@@ -116,12 +126,29 @@ def _import_fa3(spec: AttentionSpec) -> Callable[..., None] | None:
         longest_q: int,
         longest_k: int,
         scale: float,
+        window: int | None,
     ) -> None:
         # The package's public function has no `out`. In its order: new k and v, qv | out | row boundaries |
         # used lengths, longest rows | paging, rotation, scales of 8-bit inputs | scale, causal, window.
+        left = -1 if window is None else window - 1
         operator(
             q, k, v, None, None, None, out, cu_q, cu_k, None, None, None, longest_q, longest_k,
-            *[None] * 9, scale, True, -1, -1, 0, 0.0, True, None, 1, None, 0,
+            *[None] * 9, scale, True, left, -1, 0, 0.0, True, None, 1, None, 0,
         )  # fmt: skip
 
-    return forward
+    return forward if set(spec.windows) == {None} or _takes_windows(forward, spec) else None
+
+
+def _takes_windows(forward: Callable[..., None], spec: AttentionSpec) -> bool:
+    """Whether it runs with a window and hides keys: a library built without windows may do neither."""
+    tokens, window = 8, 2
+    shape = (tokens, 1, spec.head_dim)
+    q, k = (torch.zeros(shape, dtype=spec.dtype, device=spec.device) for _ in range(2))
+    v, out = torch.zeros_like(q), torch.zeros_like(q)
+    v[0] = 1.0
+    cu = torch.tensor([0, tokens], dtype=torch.int32, device=spec.device)
+    try:
+        forward(q, k, v, out, cu, cu, tokens, tokens, spec.scale, window)
+    except RuntimeError:
+        return False
+    return bool(out[0].all()) and bool(out[window - 1].all()) and not out[window:].any()

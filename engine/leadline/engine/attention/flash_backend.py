@@ -61,6 +61,7 @@ class FlashBackend:
             )
         self.spec = spec
         self._with_kvcache, self._varlen = _import_flash_attn()
+        self._softcap = 0.0 if spec.softcap is None else spec.softcap
         self._fa3 = FlashChunks(spec)
         self._batch: AttentionBatch | None = None
         self._cu_chunks: torch.Tensor | None = None
@@ -87,6 +88,7 @@ class FlashBackend:
         v: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
+        window: int | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`. q, k and v may be slices of one merged projection."""
         from leadline.engine.attention.triton_kv_write import write_kv
@@ -108,17 +110,21 @@ class FlashBackend:
                 block_table=batch.block_tables[:decodes],
                 softmax_scale=spec.scale,
                 causal=True,
+                window_size=_window_size(window),
+                softcap=self._softcap,
             )
             parts.append(out.squeeze(1))
         if first > decodes:
-            parts.append(self._chunks(q[decodes:token], k_cache, v_cache))
+            parts.append(self._chunks(q[decodes:token], k_cache, v_cache, window))
         if first < batch.num_rows:
             fresh = torch.empty((len(q) - token, *q.shape[1:]), dtype=q.dtype, device=q.device)
-            self._fa3.attend(q[token:], k[token:], v[token:], fresh)
+            self._fa3.attend(q[token:], k[token:], v[token:], fresh, window)
             parts.append(fresh)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _chunks(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+    def _chunks(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
         """The chunks that FA3 does not take."""
         batch, first = self._batch, self._fresh[0]
         assert batch is not None
@@ -133,8 +139,15 @@ class FlashBackend:
             max_seqlen_k=max(batch.context_lens_host[decodes:first]),
             softmax_scale=self.spec.scale,
             causal=True,
+            window_size=_window_size(window),
+            softcap=self._softcap,
             block_table=batch.block_tables[decodes:first],
         )
+
+
+def _window_size(window: int | None) -> tuple[int, int]:
+    """Keys before and after a query's own that it sees, as flash-attn counts them; -1: all."""
+    return (-1, -1) if window is None else (window - 1, 0)
 
 
 def _import_flash_attn() -> tuple[Callable[..., Any], Callable[..., Any]]:

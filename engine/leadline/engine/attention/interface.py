@@ -11,8 +11,8 @@ KV cache of one layer (what `kv_cache[layer]` is):
 Queries of a step are packed without padding: rows with one query token first (`num_decodes` of them),
 then prefill chunks. Row i's queries are q[cu_q[i] : cu_q[i + 1]] and stand at the END of its context:
 query j of row i sits at position context_lens[i] - (cu_q[i + 1] - cu_q[i]) + j and attends to positions 0
-.. its own (causal). Every layer writes the whole step's KV before any row attends, so a row may read
-blocks that another row fills in this same step.
+.. its own (causal), in a layer with a sliding window to the last `window` of them. Every layer writes the
+whole step's KV before any row attends, so a row may read blocks that another row fills in this same step.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ class AttentionSpec:
     device: torch.device
     max_rows: int
     max_model_len: int
+    windows: tuple[int | None, ...] = (None,)
+    """The sliding windows of the layers, each once: tokens that a query sees, its own included; None: all."""
+    softcap: float | None = None
+    """Attention logits, scaled, become softcap * tanh(logit / softcap)."""
 
 
 @dataclass(slots=True)
@@ -88,9 +92,11 @@ class AttentionBackend(Protocol):
         v: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
+        window: int | None = None,
     ) -> torch.Tensor:
         """Write k, v at the batch's slot mapping (unless they are written), then attend.
 
-        q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]; caches as drawn above.
+        q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]; caches as drawn above;
+        window: the layer's, one of the spec's.
         Returns [num_tokens, num_heads, head_dim] in q's dtype.
         """

@@ -11,9 +11,15 @@ shorter than the longest reads its own last token again in place of the tokens i
 them: what other sequences left in a block is never read, since a weight of zero does not silence a NaN.
 
 Prefill rows are attended one by one, each with its own causal offset.
+
+A layer with a sliding window reads the last keys of each row only. Where no context of a step is longer than
+the window, it shares the work list of the layers without one.
 """
 
 from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -38,30 +44,50 @@ class TorchBackend:
         self.spec = spec
         self.group = spec.num_heads // spec.num_kv_heads
         self._batch: AttentionBatch | None = None
-        self._groups: list[_DecodeGroup] = []
-        self._prefills: list[_PrefillRow] = []
+        self._work: dict[int | None, _Work] = {}
+        """By the layer's window."""
+        softcap = spec.softcap
+        self._attend = _attend if softcap is None else functools.partial(_attend_capped, softcap)
 
     def begin(self, batch: AttentionBatch) -> None:
         self._batch = batch
+        self._work = {}
+        everything: _Work | None = None
+        for window in self.spec.windows:
+            if window is not None and window < batch.max_context_len:
+                self._work[window] = self._list_work(batch, window)
+                continue
+            everything = everything or self._list_work(batch, None)
+            self._work[window] = everything
+
+    def _list_work(self, batch: AttentionBatch, window: int | None) -> _Work:
         decodes = batch.num_decodes
-        self._groups = [
-            self._make_group(batch, rows) for rows in _by_length(batch.context_lens_host[:decodes])
-        ]
-        self._prefills = []
+        counts = [_seen(length, window) for length in batch.context_lens_host[:decodes]]
+        groups = [self._make_group(batch, rows, window) for rows in _by_length(counts)]
+        prefills: list[_PrefillRow] = []
         first = decodes
         for row in range(decodes, batch.num_rows):
-            count, context = batch.query_lens_host[row], batch.context_lens_host[row]
-            blocks = -(-context // self.spec.block_size)
-            mask = None
-            if 1 < count < context:
-                # Query j sees context - count + j + 1 keys.
-                mask = torch.ones(count, context, dtype=torch.bool, device=batch.context_lens.device)
-                mask = mask.tril_(context - count)
-            self._prefills.append(_PrefillRow(first, count, context, batch.block_tables[row, :blocks], mask))
-            first += count
+            prefills.append(self._make_prefill(batch, row, first, window))
+            first += batch.query_lens_host[row]
+        return _Work(groups, prefills)
 
-    def _make_group(self, batch: AttentionBatch, rows: list[int] | None) -> _DecodeGroup:
-        """Cache rows of every context in the group, [rows * longest context]; a mask where lengths differ."""
+    def _make_prefill(self, batch: AttentionBatch, row: int, first: int, window: int | None) -> _PrefillRow:
+        size, device = self.spec.block_size, batch.context_lens.device
+        count, context = batch.query_lens_host[row], batch.context_lens_host[row]
+        past = context - count
+        begin = 0 if window is None else max(0, past + 1 - window)
+        blocks = batch.block_tables[row, begin // size : -(-context // size)]
+        mask = None
+        hides = window is not None and window < context
+        if count > 1 and (past or hides):
+            # Query j sees the keys up to past + j, its window's.
+            mask = torch.ones(count, context - begin, dtype=torch.bool, device=device).tril_(past - begin)
+            if window is not None and hides:
+                mask.triu_(past - begin + 1 - window)
+        return _PrefillRow(first, count, context, begin, blocks, mask)
+
+    def _make_group(self, batch: AttentionBatch, rows: list[int] | None, window: int | None) -> _DecodeGroup:
+        """Cache rows that each context in the group reads, [rows * most]; a mask where numbers differ."""
         size, device = self.spec.block_size, batch.context_lens.device
         lengths = batch.context_lens_host[: batch.num_decodes]
         ends, tables = batch.context_lens[: len(lengths)], batch.block_tables[: len(lengths)]
@@ -70,16 +96,18 @@ class TorchBackend:
             index = torch.tensor(rows, dtype=torch.int64, device=device)
             lengths = [lengths[row] for row in rows]
             ends, tables = ends.index_select(0, index), tables.index_select(0, index)
-        longest = max(lengths)
-        positions, mask = torch.arange(longest, device=device), None
-        if min(lengths) < longest:
+        counts = [_seen(length, window) for length in lengths]
+        most = max(counts)
+        positions, mask = torch.arange(most, device=device), None
+        if window is not None:
+            positions = positions + (ends[:, None] - window).clamp_(min=0)
+        if min(counts) < most:
             outside = positions >= ends[:, None]
             mask = torch.zeros(outside.shape, dtype=self.spec.dtype, device=device)
             mask = mask.masked_fill_(outside, -torch.inf)[:, None, None, :]
             positions = torch.minimum(positions, ends[:, None] - 1)
-            blocks = tables.gather(1, positions // size)
-        else:
-            blocks = tables[:, positions // size]
+        pages = positions // size
+        blocks = tables.gather(1, pages) if pages.dim() == 2 else tables[:, pages]
         return _DecodeGroup(index, (blocks.long() * size + positions % size).flatten(), mask)
 
     def forward(
@@ -89,8 +117,9 @@ class TorchBackend:
         v: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
+        window: int | None = None,
     ) -> torch.Tensor:
-        batch = self._batch
+        batch, work = self._batch, self._work[window]
         assert batch is not None, "begin() comes before forward()"
         if k_cache.dtype != k.dtype:
             # What the cache will give back: a chunk attends to the same keys with a prefix hit and without.
@@ -100,20 +129,22 @@ class TorchBackend:
             _write(v_cache, batch.slot_mapping, v)
         decodes = batch.num_decodes
         if decodes == batch.num_tokens:
-            return self._decode(q, k_cache, v_cache)
+            return self._decode(work, q, k_cache, v_cache)
         out = torch.empty_like(q)
         if decodes:
-            out[:decodes] = self._decode(q[:decodes], k_cache, v_cache)
-        for row in self._prefills:
+            out[:decodes] = self._decode(work, q[:decodes], k_cache, v_cache)
+        for row in work.prefills:
             rows = slice(row.first, row.first + row.count)
             out[rows] = self._prefill(row, q[rows], k[rows], v[rows], k_cache, v_cache)
         return out
 
-    def _decode(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-        if self._groups[0].rows is None:
-            return self._attend_group(self._groups[0], q, k_cache, v_cache)
+    def _decode(
+        self, work: _Work, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> torch.Tensor:
+        if work.groups[0].rows is None:
+            return self._attend_group(work.groups[0], q, k_cache, v_cache)
         out = torch.empty_like(q)
-        for group in self._groups:
+        for group in work.groups:
             part = self._attend_group(group, q.index_select(0, group.rows), k_cache, v_cache)
             out.index_copy_(0, group.rows, part)
         return out
@@ -127,7 +158,7 @@ class TorchBackend:
         shape = (rows, -1, spec.num_kv_heads, spec.head_dim)
         keys, values = keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
         queries = q.reshape(rows, spec.num_kv_heads, self.group, spec.head_dim)
-        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=group.mask, scale=spec.scale)
+        out = self._attend(queries, keys, values, group.mask, False, spec.scale)
         return out.reshape(rows, spec.num_heads, spec.head_dim)
 
     def _prefill(
@@ -141,18 +172,62 @@ class TorchBackend:
     ) -> torch.Tensor:
         """[count, num_heads, head_dim]. A row that is the whole context reads its keys from k, v directly."""
         if row.count < row.context:
-            k = _read(k_cache, row.blocks, q.dtype).flatten(0, 1)[: row.context]
-            v = _read(v_cache, row.blocks, q.dtype).flatten(0, 1)[: row.context]
-        out = F.scaled_dot_product_attention(
+            above = row.begin % self.spec.block_size
+            keys = slice(above, above + row.context - row.begin)
+            k = _read(k_cache, row.blocks, q.dtype).flatten(0, 1)[keys]
+            v = _read(v_cache, row.blocks, q.dtype).flatten(0, 1)[keys]
+        out = self._attend(
             q.transpose(0, 1)[None],
             k.transpose(0, 1)[None],
             v.transpose(0, 1)[None],
-            attn_mask=row.mask,
-            is_causal=row.count == row.context and row.count > 1,
-            scale=self.spec.scale,
-            enable_gqa=self.group > 1,
+            row.mask,
+            row.mask is None and row.count > 1,
+            self.spec.scale,
         )
         return out[0].transpose(0, 1)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    """q [B, heads, n, dim], k and v [B, KV heads, m, dim] → like q."""
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=q.shape[1] > k.shape[1]
+    )
+
+
+def _attend_capped(
+    softcap: float,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    """`_attend` whose scaled logits pass through softcap * tanh(x / softcap) before they are masked."""
+    batch, _, count, dim = q.shape
+    grouped = q.reshape(batch, k.shape[1], -1, count, dim)
+    logits = (grouped @ k.unsqueeze(2).transpose(-1, -2) * (scale / softcap)).tanh_().mul_(softcap)
+    if is_causal:
+        mask = torch.ones(count, count, dtype=torch.bool, device=q.device).tril_()
+    if mask is not None and mask.dtype == torch.bool:
+        logits = logits.masked_fill_(~mask, -torch.inf)
+    elif mask is not None:
+        logits = logits.add_(mask.unsqueeze(2))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    weights = logits.softmax(dim=-1, dtype=wide).to(q.dtype)
+    return (weights @ v.unsqueeze(2)).reshape(q.shape)
+
+
+def _seen(length: int, window: int | None) -> int:
+    """Keys that the last token of `length` sees."""
+    return length if window is None else min(length, window)
 
 
 def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -208,16 +283,31 @@ class _DecodeGroup:
 
 
 class _PrefillRow:
-    """One prefill row: its queries at [first, first + count) of the batch, its context, blocks and causal
-    mask."""
+    """One prefill row: its queries at [first, first + count) of the batch, the keys [begin, context) that any
+    of them sees, their blocks, and which query sees which (None: all that are not after it)."""
 
-    __slots__ = ("blocks", "context", "count", "first", "mask")
+    __slots__ = ("begin", "blocks", "context", "count", "first", "mask")
 
     def __init__(
-        self, first: int, count: int, context: int, blocks: torch.Tensor, mask: torch.Tensor | None
+        self,
+        first: int,
+        count: int,
+        context: int,
+        begin: int,
+        blocks: torch.Tensor,
+        mask: torch.Tensor | None,
     ) -> None:
         self.first = first
         self.count = count
         self.context = context
+        self.begin = begin
         self.blocks = blocks
         self.mask = mask
+
+
+@dataclass(slots=True)
+class _Work:
+    """What the layers of one window do in a step."""
+
+    groups: list[_DecodeGroup]
+    prefills: list[_PrefillRow]

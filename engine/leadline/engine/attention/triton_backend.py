@@ -82,15 +82,23 @@ class TritonBackend:
             raise ConfigError(f"max_concurrent_requests must be below {1 << 15}, got {spec.max_rows}")
         self.spec = spec
         self.group = spec.num_heads // spec.num_kv_heads
-        self._scale_log2 = spec.scale * math.log2(math.e)
+        self._scale_log2 = (spec.softcap or spec.scale) * math.log2(math.e)
+        self._cap_scale = 0.0 if spec.softcap is None else spec.scale / spec.softcap
+        """Capped logits: the kernels take tanh of this many times q·k, and scale that."""
         self._dim_tile = _power_of_two(spec.head_dim)
         self._group_pad = _power_of_two(self.group)
         self._targets = (128, 256)
         """CTAs the decode kernel aims at: up to 2 rows, and above."""
         items = spec.max_rows + self._targets[1] // spec.num_kv_heads
         device = spec.device
-        self._items = torch.zeros(items, dtype=torch.int32, device=device)
-        self._meta = torch.zeros(2, dtype=torch.int32, device=device)
+        self._decode_lists = {
+            window: (
+                torch.zeros(items, dtype=torch.int32, device=device),
+                torch.zeros(2, dtype=torch.int32, device=device),
+            )
+            for window in spec.windows
+        }
+        """Work list of the decode kernel, and its length, by the layer's window."""
         parts = (items, spec.num_kv_heads, self._group_pad)
         self._part_out = torch.empty((*parts, spec.head_dim), dtype=torch.float32, device=device)
         self._part_lse = torch.empty(parts, dtype=torch.float32, device=device)
@@ -122,18 +130,20 @@ class TritonBackend:
         decodes, chunks = batch.num_decodes, first - batch.num_decodes
         if decodes:
             self._target = self._targets[0] if decodes <= 2 else self._targets[1]
-            triton_decode.decode_items_kernel[(decodes,)](
-                batch.context_lens,
-                self._items,
-                self._meta,
-                decodes,
-                self._target,
-                KV_HEADS=spec.num_kv_heads,
-                STEP=triton_decode.CHUNK_STEP,
-                BLOCK_ROWS=_power_of_two(spec.max_rows),
-                MAX_CHUNKS=_power_of_two(self._targets[1] // spec.num_kv_heads + 1),
-                num_warps=4,
-            )
+            for window, (items, meta) in self._decode_lists.items():
+                triton_decode.decode_items_kernel[(decodes,)](
+                    batch.context_lens,
+                    items,
+                    meta,
+                    decodes,
+                    self._target,
+                    KV_HEADS=spec.num_kv_heads,
+                    STEP=triton_decode.CHUNK_STEP,
+                    BLOCK_ROWS=_power_of_two(spec.max_rows),
+                    MAX_CHUNKS=_power_of_two(self._targets[1] // spec.num_kv_heads + 1),
+                    WINDOW=window or 0,
+                    num_warps=4,
+                )
         if chunks and not self._fa3.takes_prefix:
             queries = batch.query_lens_host[decodes:first]
             most = sum(-(-count // _QUERIES) for count in queries)
@@ -159,6 +169,7 @@ class TritonBackend:
         v: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
+        window: int | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`. q, k and v may be slices of one merged projection."""
         from leadline.engine.attention.triton_kv_write import write_kv
@@ -173,24 +184,30 @@ class TritonBackend:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         first, token = self._fresh
         if self._fa3.takes_prefix:
-            self._fa3.attend_prefix(q[decodes:token], k_cache, v_cache, out[decodes:token])
+            self._fa3.attend_prefix(q[decodes:token], k_cache, v_cache, out[decodes:token], window)
         elif first > decodes:
-            self.prefill(q, k_cache, v_cache, out)
+            self.prefill(q, k_cache, v_cache, out, window)
         if first < batch.num_rows:
-            self._fa3.attend(q[token:], k[token:], v[token:], out[token:])
+            self._fa3.attend(q[token:], k[token:], v[token:], out[token:], window)
         if decodes:
-            self.decode(q, k_cache, v_cache, out)
+            self.decode(q, k_cache, v_cache, out, window)
         return out
 
     def decode(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        window: int | None,
     ) -> None:
         """Attend for the rows with one query token: the first num_decodes rows of q and out."""
-        from leadline.engine.attention.triton_decode import decode_kernel
+        from leadline.engine.attention.triton_decode import CHUNK_STEP, decode_kernel
 
         batch, spec = self._batch, self.spec
         assert batch is not None
         tile, warps, stages = self._decode_tiles(batch.num_decodes, k_cache.dtype)
+        items, meta = self._decode_lists[window]
         pdl = batch.kv_written and batch.num_rows <= _PDL_ROWS
         grid = (batch.num_decodes + self._target // spec.num_kv_heads) * spec.num_kv_heads
         decode_kernel[(grid,)](
@@ -200,12 +217,13 @@ class TritonBackend:
             out,
             batch.block_tables,
             batch.context_lens,
-            self._items,
-            self._meta,
+            items,
+            meta,
             self._part_out,
             self._part_lse,
             self._arrived,
             self._scale_log2,
+            self._cap_scale,
             q.stride(0),
             batch.block_tables.stride(0),
             k_cache.stride(0),
@@ -219,6 +237,9 @@ class TritonBackend:
             TILE=tile,
             MERGE=max(1, min(8, 2048 // (self._group_pad * self._dim_tile))),
             PRECISION=self._precision,
+            STEP=CHUNK_STEP,
+            WINDOW=window or 0,
+            CAPPED=spec.softcap is not None,
             PDL=pdl,
             EARLY=pdl and self._early(batch.num_rows),
             num_warps=warps,
@@ -227,7 +248,12 @@ class TritonBackend:
         )
 
     def prefill(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        window: int | None,
     ) -> None:
         """Attend for the chunk rows that FA3 does not take: rows num_decodes and up of the batch."""
         from leadline.engine.attention.triton_prefill import prefill_kernel
@@ -250,6 +276,7 @@ class TritonBackend:
             self._prefill_lse,
             self._prefill_arrived,
             self._scale_log2,
+            self._cap_scale,
             q.stride(0),
             batch.block_tables.stride(0),
             k_cache.stride(0),
@@ -261,6 +288,8 @@ class TritonBackend:
             TILE=tile,
             DIM_TILE=self._dim_tile,
             PRECISION=self._precision,
+            WINDOW=window or 0,
+            CAPPED=spec.softcap is not None,
             SPLITS=splits,
             LEAST_KEYS=_least_keys(self._prefill_items.shape[0] * spec.num_heads * splits),
             num_warps=warps,

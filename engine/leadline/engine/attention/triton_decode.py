@@ -13,6 +13,9 @@ The chunk size is tokens * KV heads / target CTAs, rounded up to a multiple of C
 number of items by rows + target // KV heads: grid and workspace are fixed. A row with a context of 0
 (padding) gets one item and a zero output.
 
+In a layer with a window the keys of a row begin at the multiple of CHUNK_STEP at or below the first that it
+sees; those below it are never loaded either.
+
 Invariants: a tile of keys never crosses a block (TILE divides block_size and CHUNK_STEP); keys past the
 chunk's end are never loaded, so whatever lies in unwritten cache rows (NaN too) cannot reach the result;
 partials are merged in a fixed order, so equal inputs give equal bits.
@@ -24,10 +27,15 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["CHUNK_STEP", "decode_items_kernel", "decode_kernel"]
+__all__ = ["CHUNK_STEP", "decode_items_kernel", "decode_kernel", "tanh"]
 
 CHUNK_STEP = 64
 """Chunks are multiples of this many keys."""
+
+
+@triton.jit
+def tanh(x):
+    return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
 
 
 @triton.jit
@@ -60,15 +68,18 @@ def decode_items_kernel(
     STEP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Program r writes row r's items, `row | chunk << 16`; meta = [number of items, keys a chunk].
 
     Each program sums over all rows by itself, so none waits for another. `target` is the number of CTAs to
-    aim at; MAX_CHUNKS > target // KV_HEADS.
+    aim at; MAX_CHUNKS > target // KV_HEADS; WINDOW 0: none.
     """
     row = tl.program_id(0)
     rows = tl.arange(0, BLOCK_ROWS)
     lens = tl.load(context_lens + rows, mask=rows < num_rows, other=0)
+    if WINDOW:
+        lens -= tl.maximum(lens - WINDOW, 0) // STEP * STEP
     wanted = tl.cdiv(tl.sum(lens.to(tl.int64), axis=0) * KV_HEADS, target)
     chunk = (tl.maximum(tl.cdiv(wanted, STEP), 1) * STEP).to(tl.int32)
     counts = tl.where(rows < num_rows, tl.maximum(tl.cdiv(lens, chunk), 1), 0)
@@ -98,6 +109,7 @@ def decode_kernel(
     part_lse,
     arrived,
     scale_log2,
+    cap_scale,
     q_stride,
     table_stride,
     page_stride,
@@ -111,6 +123,9 @@ def decode_kernel(
     TILE: tl.constexpr,
     MERGE: tl.constexpr,
     PRECISION: tl.constexpr,
+    STEP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -120,6 +135,7 @@ def decode_kernel(
     part_out float32 [items, KV_HEADS, GROUP_PAD, HEAD_DIM], part_lse float32 [items, KV_HEADS, GROUP_PAD];
     arrived int32 [rows, KV_HEADS], zero before and after. Query heads of one KV head are consecutive and
     fill the first GROUP of GROUP_TILE rows of the matrix product; GROUP_PAD is GROUP's next power of two.
+    STEP is CHUNK_STEP. WINDOW 0: none. CAPPED: logits are tanh(cap_scale * q·k), before scale_log2.
     """
     pid = tl.program_id(0)
     item = pid // KV_HEADS
@@ -137,7 +153,10 @@ def decode_kernel(
     row = packed & 0xFFFF
     index = packed >> 16
     context = tl.load(context_lens + row)
-    begin = index * chunk
+    first = 0
+    if WINDOW:
+        first = tl.maximum(context - WINDOW, 0) // STEP * STEP
+    begin = first + index * chunk
     end = tl.minimum(begin + chunk, context)
 
     groups = tl.arange(0, GROUP_TILE)
@@ -165,11 +184,19 @@ def decode_kernel(
         next_page = tl.load(table + ahead // BLOCK_SIZE, mask=ahead < end, other=0)
         base = page.to(tl.int64) * page_stride + (start % BLOCK_SIZE) * (KV_HEADS * HEAD_DIM)
         live = start + keys < end
+        if WINDOW:
+            live = live & (start + keys >= context - WINDOW)
         mask = live[:, None] & dim_ok[None, :]
         k = tl.load(k_cache + base + offsets, mask=mask, other=0.0).to(q_tile.dtype)
-        scores = tl.dot(q_tile, tl.trans(k), input_precision=PRECISION) * scale_log2
+        scores = tl.dot(q_tile, tl.trans(k), input_precision=PRECISION)
+        if CAPPED:
+            scores = tanh(scores * cap_scale)
+        scores *= scale_log2
         scores = tl.where(live[None, :], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+        if WINDOW:
+            # The first tile may hold no key of the window: keep -inf - -inf out of the exponentials.
+            new_peak = tl.maximum(new_peak, -1e30)
         shrink = tl.exp2(peak - new_peak)
         probs = tl.exp2(scores - new_peak[:, None])
         weight = weight * shrink[:, None] + probs
@@ -183,7 +210,7 @@ def decode_kernel(
         gdc_launch_dependents()
     total = tl.sum(weight, axis=1)
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    num_chunks = tl.maximum(tl.cdiv(context, chunk), 1)
+    num_chunks = tl.maximum(tl.cdiv(context - first, chunk), 1)
     out_base = out + (row.to(tl.int64) * KV_HEADS + head) * GROUP * HEAD_DIM
     if num_chunks == 1:
         tl.store(

@@ -8,6 +8,9 @@ knows.
                      0                                          full_end (multiple of TILE)    end
                      unmasked loop: every row is written                  masked loop
 
+In a layer with a window the keys begin at the first that any query of the block sees, and those that some
+query does not see are masked too.
+
 A few query blocks after a long prefix would leave part of the GPU idle. Their keys are then split over up to
 SPLITS CTAs with at least LEAST_KEYS keys each, which write a normalised partial output and its base-2
 log-sum-exp; the last to arrive merges them in order, as in triton_decode.py.
@@ -20,6 +23,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from leadline.engine.attention.triton_decode import tanh
 
 __all__ = ["prefill_items_kernel", "prefill_kernel"]
 
@@ -71,16 +76,19 @@ def _tile(
     page_stride,
     head,
     scale_log2,
+    cap_scale,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     DIM_TILE: tl.constexpr,
     TILE: tl.constexpr,
     PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Fold keys [start, start + TILE) into the running softmax; MASKED cuts at `end` and at each query's
-    position."""
+    """Fold keys [start, start + TILE) into the running softmax; MASKED cuts at `end`, at each query's
+    position and where its window begins."""
     lanes = tl.arange(0, TILE)
     dims = tl.arange(0, DIM_TILE)
     keys = start + lanes
@@ -95,6 +103,9 @@ def _tile(
         bases = pages * page_stride + (keys % BLOCK_SIZE) * (KV_HEADS * HEAD_DIM) + head * HEAD_DIM
         offsets = bases[:, None] + dims[None, :]
     if MASKED:
+        if WINDOW:
+            # What was in the cache before any window of these queries never reaches the result either.
+            live = live & (keys > tl.min(positions, axis=0) - WINDOW)
         mask = live[:, None] & (dims < HEAD_DIM)[None, :]
         k = tl.load(k_cache + offsets, mask=mask, other=0.0)
         v = tl.load(v_cache + offsets, mask=mask, other=0.0)
@@ -107,8 +118,13 @@ def _tile(
         v = tl.load(v_cache + offsets)
     k, v = k.to(q_tile.dtype), v.to(q_tile.dtype)
     scores = tl.dot(q_tile, tl.trans(k), input_precision=PRECISION)
+    if CAPPED:
+        scores = tanh(scores * cap_scale)
     if MASKED:
-        scores = tl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
+        seen = keys[None, :] <= positions[:, None]
+        if WINDOW:
+            seen = seen & (keys[None, :] > positions[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, axis=1) * scale_log2)
     if MASKED:
         # A query may see no key of this CTA's part: keep -inf - -inf out of the exponentials.
@@ -138,6 +154,7 @@ def prefill_kernel(
     part_lse,
     arrived,
     scale_log2,
+    cap_scale,
     q_stride,
     table_stride,
     page_stride,
@@ -149,12 +166,15 @@ def prefill_kernel(
     TILE: tl.constexpr,
     DIM_TILE: tl.constexpr,
     PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
     SPLITS: tl.constexpr,
     LEAST_KEYS: tl.constexpr,
 ):
     """q [T, HEADS, HEAD_DIM] with q_stride elements a token; out contiguous; caches as in triton_decode.
 
-    scale_log2 must be positive: the maximum is taken before scaling. With SPLITS > 1: part_out float32
+    scale_log2 must be positive: the maximum is taken before scaling. WINDOW 0: none. CAPPED: logits are
+    tanh(cap_scale * q·k), before scale_log2. With SPLITS > 1: part_out float32
     [items, HEADS, SPLITS, QUERIES, HEAD_DIM], part_lse float32 [items, HEADS, SPLITS, QUERIES], arrived int32
     [items, HEADS], zero before and after.
     """
@@ -185,25 +205,41 @@ def prefill_kernel(
     first_position = context - q_len + block * QUERIES
     full_end = (first_position + 1) // TILE * TILE
     end = tl.minimum(first_position + QUERIES, context)
+    first = 0
+    if WINDOW:
+        first = tl.maximum(first_position + 1 - WINDOW, 0) // TILE * TILE
     # This CTA's part of the keys, in whole tiles; all of them if there is one part.
-    parts = tl.maximum(tl.minimum(end // LEAST_KEYS, SPLITS), 1)
+    parts = tl.maximum(tl.minimum((end - first) // LEAST_KEYS, SPLITS), 1)
     if part >= parts:
         return
-    length = tl.cdiv(tl.cdiv(end, TILE), parts) * TILE
-    low = part * length
+    length = tl.cdiv(tl.cdiv(end - first, TILE), parts) * TILE
+    low = first + part * length
     high = tl.minimum(low + length, end)
     peak = tl.full([QUERIES], float("-inf"), tl.float32)
     weight = tl.zeros([QUERIES], tl.float32)
     acc = tl.zeros([QUERIES, DIM_TILE], tl.float32)
+    if WINDOW:
+        # The tiles that the window of some query does not hold as a whole.
+        edge = tl.cdiv(tl.maximum(first_position + QUERIES - WINDOW, 0), TILE) * TILE
+        edge = tl.minimum(edge, full_end)
+        for start in range(low, tl.minimum(edge, high), TILE):
+            peak, weight, acc = _tile(
+                start, end, q_tile, positions, peak, weight, acc, table, k_cache, v_cache, page_stride,
+                kv_head, scale_log2, cap_scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_TILE, TILE, PRECISION,
+                WINDOW, CAPPED, True,
+            )  # fmt: skip
+        low = tl.maximum(edge, low)
     for start in range(low, tl.minimum(full_end, high), TILE):
         peak, weight, acc = _tile(
             start, end, q_tile, positions, peak, weight, acc, table, k_cache, v_cache, page_stride, kv_head,
-            scale_log2, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_TILE, TILE, PRECISION, False,
+            scale_log2, cap_scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_TILE, TILE, PRECISION, WINDOW, CAPPED,
+            False,
         )  # fmt: skip
     for start in range(tl.maximum(full_end, low), high, TILE):
         peak, weight, acc = _tile(
             start, end, q_tile, positions, peak, weight, acc, table, k_cache, v_cache, page_stride, kv_head,
-            scale_log2, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_TILE, TILE, PRECISION, True,
+            scale_log2, cap_scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_TILE, TILE, PRECISION, WINDOW, CAPPED,
+            True,
         )  # fmt: skip
     out_at = out + tokens[:, None] * (HEADS * HEAD_DIM) + head * HEAD_DIM + dims[None, :]
     if parts == 1:

@@ -49,6 +49,12 @@ class CausalLM(Protocol):
     num_kv_heads: int
     """KV heads of this rank (replicated when the model has fewer than ranks)."""
     head_dim: int
+    attention_scale: float
+    """q·k is multiplied by it."""
+    attention_softcap: float | None
+    """It is then capped: softcap * tanh(x / softcap). None: not."""
+    windows: tuple[int | None, ...]
+    """Of each layer: tokens that a query sees, its own included. None: all."""
     vocab_size: int
     dtype: torch.dtype
     writes_kv: bool

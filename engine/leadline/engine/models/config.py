@@ -17,10 +17,11 @@ from leadline.engine.errors import ModelNotFound, UnsupportedModel
 from leadline.engine.models.experts_config import ExpertsConfig, read_experts
 from leadline.engine.models.families import FAMILIES, Family
 from leadline.engine.models.fields import flag, positive
-from leadline.engine.models.rope_config import RopeConfig, read_rope
+from leadline.engine.models.layer_config import LayerConfig, read_layers
+from leadline.engine.models.rope_config import RopeConfig
 from leadline.engine.models.unread_fields import refuse_unread, unknown_fields
 
-__all__ = ["GenerationDefaults", "ModelConfig", "RopeConfig", "load_model_config"]
+__all__ = ["GenerationDefaults", "LayerConfig", "ModelConfig", "RopeConfig", "load_model_config"]
 
 _DTYPES = ("float32", "float16", "bfloat16")
 
@@ -54,7 +55,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope: RopeConfig
+    layers: tuple[LayerConfig, ...]
     max_position_embeddings: int
     tie_word_embeddings: bool
     attention_bias: bool
@@ -66,11 +67,6 @@ class ModelConfig:
     """Checkpoints have qkv_proj and gate_up_proj, each one tensor."""
     dtype: str
     """The checkpoint's: float32 | float16 | bfloat16."""
-    sliding_window: int | None = None
-    """Tokens that some layer sees at most; None: all. Attention here has no window, so that a longer context
-    is refused (runner/build.py)."""
-    unrotated_layers: frozenset[int] = frozenset()
-    """Without a rotary embedding."""
     experts: ExpertsConfig | None = None
     """MLPs are mixtures of these."""
     bos_token_id: int | None = None
@@ -88,10 +84,13 @@ class ModelConfig:
         the latter. dynamic: max_position_embeddings, where its frequencies start to depend on the sequence's
         length; keys in a paged cache are rotated once and for all, so we do not go beyond.
         """
-        if self.rope.rope_type == "yarn":
-            stretched = int(self.rope.factor * self.rope.original_max_position_embeddings)
-            return max(self.max_position_embeddings, stretched)
-        return self.max_position_embeddings
+        ropes = {layer.rope for layer in self.layers if layer.rope is not None}
+        stretched = [
+            int(rope.factor * rope.original_max_position_embeddings)
+            for rope in ropes
+            if rope.rope_type == "yarn"
+        ]
+        return max([self.max_position_embeddings, *stretched])
 
 
 def load_model_config(path: str | Path) -> ModelConfig:
@@ -127,10 +126,11 @@ def load_model_config(path: str | Path) -> ModelConfig:
         raise UnsupportedModel(f"config.json: head_dim {head_dim} is odd; rotary embedding needs an even one")
     num_layers = positive(fields, "num_hidden_layers")
     attention_bias = flag(fields, "attention_bias") if family.qkv_bias is None else family.qkv_bias
-    rope = read_rope(fields)
-    if family.plain_rope and rope.rope_type != "default":
+    layers = read_layers(fields, num_layers, family.windows, unrotated=family.unrotated)
+    types = {layer.rope.rope_type for layer in layers if layer.rope is not None} - {"default"}
+    if family.plain_rope and types:
         raise UnsupportedModel(
-            f"config.json: rope_type {rope.rope_type!r} is not supported for {architecture}; default is"
+            f"config.json: rope_type {types.pop()!r} is not supported for {architecture}; default is"
         )
     return ModelConfig(
         architecture=architecture,
@@ -143,7 +143,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=_epsilon(fields.get("rms_norm_eps", 1e-6)),
-        rope=rope,
+        layers=layers,
         max_position_embeddings=positive(fields, "max_position_embeddings"),
         tie_word_embeddings=flag(fields, "tie_word_embeddings"),
         attention_bias=attention_bias,
@@ -152,8 +152,6 @@ def load_model_config(path: str | Path) -> ModelConfig:
         qk_norm=family.qk_norm,
         merged=family.merged,
         dtype=_dtype(fields),
-        sliding_window=_sliding_window(fields, family, num_layers),
-        unrotated_layers=_unrotated(fields, num_layers) if family.unrotated else frozenset(),
         experts=None if family.experts is None else read_experts(fields, family.experts, num_layers),
         bos_token_id=generation.get("bos_token_id", raw.get("bos_token_id")),
         eos_token_ids=_token_ids(
@@ -204,18 +202,6 @@ def _architecture(raw: Mapping[str, Any]) -> tuple[str, Family]:
     raise UnsupportedModel(f"config.json: architectures is {list(names)}{code}; supported are {supported}")
 
 
-def _unrotated(fields: Mapping[str, Any], num_layers: int) -> frozenset[int]:
-    rotated = fields.get("no_rope_layers")
-    if rotated is None:
-        interval = positive(fields, "no_rope_layer_interval")
-        rotated = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
-    if not isinstance(rotated, list) or len(rotated) != num_layers or not set(rotated) <= {0, 1}:
-        raise UnsupportedModel(
-            f"config.json: no_rope_layers must be a 0 or a 1 for each of {num_layers} layers, not {rotated!r}"
-        )
-    return frozenset(layer for layer, rotates in enumerate(rotated) if not rotates)
-
-
 def _dtype(fields: Mapping[str, Any]) -> str:
     value = str(fields.get("dtype", fields.get("torch_dtype", "float32"))).removeprefix("torch.")
     if value not in _DTYPES:
@@ -248,23 +234,3 @@ def _refuse_activation(fields: Mapping[str, Any]) -> None:
     activation = fields.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedModel(f"config.json: hidden_act {activation!r} is not supported; silu is")
-
-
-def _sliding_window(fields: Mapping[str, Any], family: Family, num_layers: int) -> int | None:
-    """The window of the layers that have one; None if no layer has."""
-    layer_types = fields.get("layer_types") or []
-    if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
-        raise UnsupportedModel(f"config.json: layer_types must be a list of names, not {layer_types!r}")
-    kinds = set(layer_types)
-    if unknown := kinds - {"full_attention", "sliding_attention"}:
-        raise UnsupportedModel(
-            f"config.json: layer_types has {sorted(unknown)}; only full_attention is supported"
-        )
-    in_use = family.name in ("mistral", "mixtral", "phi3") or "sliding_attention" in kinds
-    if family.window_switch:
-        in_use = flag(fields, "use_sliding_window")
-        if kinds:
-            in_use = in_use and "sliding_attention" in kinds
-        elif family.window_layers and fields.get("max_window_layers"):
-            in_use = in_use and positive(fields, "max_window_layers") < num_layers
-    return positive(fields, "sliding_window") if in_use and "sliding_window" in fields else None

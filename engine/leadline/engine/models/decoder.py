@@ -30,7 +30,7 @@ from leadline.engine.models.layers import (
     VocabEmbedding,
     VocabHead,
 )
-from leadline.engine.models.ops import Ops, Rotation, select_ops
+from leadline.engine.models.ops import Ops, Rotations, select_ops
 from leadline.engine.models.parallel import SINGLE, Sum, TensorParallel, check_split
 from leadline.engine.models.rope import rope_tables
 
@@ -43,14 +43,15 @@ __all__ = ["Decoder"]
 class DecoderLayer:
     """Attention and gated MLP, or experts, with their norms; this rank's heads and columns."""
 
-    def __init__(self, index: int, config: ModelConfig, place: Place, tp: TensorParallel, ops: Ops) -> None:
+    def __init__(
+        self, index: int, config: ModelConfig, place: Place, tp: TensorParallel, ops: Ops, rotation: int
+    ) -> None:
+        """rotation: its place among the rotations of a step."""
         dim = config.head_dim
         heads, kv_heads = tp.heads(config.num_heads, config.num_kv_heads)
 
         self.index, self.ops, self.eps = index, ops, config.rms_norm_eps
-        self.rotates = index not in config.unrotated_layers
-        self.still: tuple[torch.Tensor, torch.Tensor] | None = None
-        """Whole tables of a layer that does not rotate, where the kernel looks up rows of them."""
+        self.rotation = rotation
         self.num_heads, self.num_kv_heads = heads.count, kv_heads.count
         self.input_norm = Norm(config.hidden_size, place)
         self.qkv = ColumnLinear(
@@ -84,29 +85,27 @@ class DecoderLayer:
     def attention(
         self,
         x: torch.Tensor,
-        rotation: Rotation,
+        rotations: Rotations,
         attend: AttentionFn,
         write: KVWrite | None,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
         """The input of `o`: of all tokens, or of `rows` alone."""
-        attended = self.attend(self.qkv(x), rotation, attend, write)
+        attended = self.attend(self.qkv(x), rotations, attend, write)
         return attended if rows is None else attended.index_select(0, rows)
 
     def attend(
-        self, qkv: torch.Tensor, rotation: Rotation, attend: AttentionFn, write: KVWrite | None
+        self, qkv: torch.Tensor, rotations: Rotations, attend: AttentionFn, write: KVWrite | None
     ) -> torch.Tensor:
         """The merged projection → attended heads, [T, num_heads * head_dim]."""
-        return attend(self.index, *self.rotate(qkv, rotation, write)).reshape(len(qkv), -1)
+        return attend(self.index, *self.rotate(qkv, rotations, write)).reshape(len(qkv), -1)
 
     def rotate(
-        self, qkv: torch.Tensor, rotation: Rotation, write: KVWrite | None
+        self, qkv: torch.Tensor, rotations: Rotations, write: KVWrite | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k and v heads of the merged projection, normed and rotated; k and v in the cache if told to."""
         norms = target = None
-        cos, sin, positions = rotation
-        if not self.rotates:
-            cos, sin = self.still or (torch.ones_like(cos), torch.zeros_like(sin))
+        cos, sin, positions = rotations[self.rotation]
         if self.q_norm is not None and self.k_norm is not None:
             norms = (self.q_norm.weight, self.k_norm.weight, self.eps)
         if write is not None:
@@ -166,20 +165,22 @@ class Decoder:
         heads, kv_heads = tp.heads(config.num_heads, config.num_kv_heads)
         self.num_heads, self.num_kv_heads = heads.count, kv_heads.count
         self.head_dim = config.head_dim
+        self.attention_scale, self.attention_softcap = config.head_dim**-0.5, None
+        self.windows = tuple(layer.window for layer in config.layers)
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
         self.ops = select_ops(device)
         self.writes_kv = self.ops.writes_kv
         positions = max_positions or config.max_model_len
-        self.cos, self.sin = (
-            table.to(dtype) for table in rope_tables(config.rope, config.head_dim, positions, device)
-        )
+        ropes = list(dict.fromkeys(layer.rope for layer in config.layers))
+        tables = [rope_tables(rope, config.head_dim, positions, device) for rope in ropes]
+        self.rope_tables = [(cos.to(dtype), sin.to(dtype)) for cos, sin in tables]
+        """Of each kind of rotation."""
         self.embed = VocabEmbedding(config.vocab_size, config.hidden_size, place, tp)
-        self.layers = [DecoderLayer(index, config, place, tp, self.ops) for index in range(config.num_layers)]
-        if config.unrotated_layers and self.ops.looks_up:
-            still = (torch.ones_like(self.cos), torch.zeros_like(self.sin))
-            for index in config.unrotated_layers:
-                self.layers[index].still = still
+        self.layers = [
+            DecoderLayer(index, config, place, tp, self.ops, ropes.index(layer.rope))
+            for index, layer in enumerate(config.layers)
+        ]
         self.norm = Norm(config.hidden_size, place)
         # The norm that comes after each layer: the next layer's first one, or the final one.
         self.following_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
@@ -206,22 +207,26 @@ class Decoder:
             # A rank may have only some rows of the residual (Fabric.add_rms_norm): not those to select.
             return self.forward(input_ids, positions, attend, write).index_select(0, rows)
         eps, ops = self.config.rms_norm_eps, self.ops
+        rotations: Rotations
         if ops.looks_up:
-            rotation: Rotation = (self.cos, self.sin, positions)
+            rotations = [(cos, sin, positions) for cos, sin in self.rope_tables]
         else:
-            rotation = (self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1), None)
+            rotations = [
+                (cos[positions].unsqueeze(1), sin[positions].unsqueeze(1), None)
+                for cos, sin in self.rope_tables
+            ]
         few = self.few_rows
         if few is not None and write is not None and few.takes(len(input_ids)):
-            hidden = few.layers(self.embed(input_ids), rotation, attend, write)
+            hidden = few.layers(self.embed(input_ids), rotations, attend, write)
             return hidden if rows is None else hidden.index_select(0, rows)
         residual = self.embed(input_ids)
         x = ops.rms_norm(residual, self.layers[0].input_norm.weight, eps)
         done = 0
         if self._interleaves(len(x)):
-            x, done = interleaved(self, x, residual, rotation, attend, write), self.num_layers - 1
+            x, done = interleaved(self, x, residual, rotations, attend, write), self.num_layers - 1
         for layer, norm in zip(self.layers[done:], self.following_norms[done:], strict=True):
             wanted = rows if layer is self.layers[-1] else None
-            x = layer.attention(x, rotation, attend, write, wanted)
+            x = layer.attention(x, rotations, attend, write, wanted)
             if wanted is not None:
                 if not len(wanted):
                     return x.new_empty((0, self.hidden_size))

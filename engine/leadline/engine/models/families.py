@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leadline.engine.models.experts_config import ExpertNames
+from leadline.engine.models.layer_config import WindowRule
 
 __all__ = ["FAMILIES", "Family"]
 
@@ -22,10 +23,7 @@ class Family:
     """None: the field mlp_bias decides."""
     qk_norm: bool = False
     """RMSNorm over each query and key head before the rotary embedding."""
-    window_switch: bool = False
-    """sliding_window counts only when use_sliding_window is true."""
-    window_layers: bool = False
-    """It counts on layers from max_window_layers on."""
+    windows: WindowRule = field(default_factory=WindowRule)
     unrotated: bool = False
     """no_rope_layers has a 0 for each layer without a rotary embedding; without it, every
     no_rope_layer_interval-th is one."""
@@ -54,20 +52,22 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", qkv_bias=None, mlp_bias=None),
-    "MistralForCausalLM": Family("mistral", defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+    "MistralForCausalLM": Family(
+        "mistral",
+        windows=WindowRule("all"),
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+    ),
     "Qwen2ForCausalLM": Family(
         "qwen2",
         qkv_bias=True,
-        window_switch=True,
-        window_layers=True,
+        windows=WindowRule("from max_window_layers", switch=True),
         defaults={"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
     ),
     "Qwen3ForCausalLM": Family(
         "qwen3",
         qkv_bias=None,
         qk_norm=True,
-        window_switch=True,
-        window_layers=True,
+        windows=WindowRule("from max_window_layers", switch=True),
         defaults={
             "num_key_value_heads": 32,
             "head_dim": 128,
@@ -79,7 +79,7 @@ FAMILIES: dict[str, Family] = {
         "smollm3",
         qkv_bias=None,
         mlp_bias=None,
-        window_switch=True,
+        windows=WindowRule("unrotated", switch=True),
         unrotated=True,
         defaults={
             "num_key_value_heads": 4,
@@ -90,6 +90,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Phi3ForCausalLM": Family(
         "phi3",
+        windows=WindowRule("all"),
         merged=True,
         plain_rope=True,
         code=frozenset({"configuration_phi3.Phi3Config", "modeling_phi3.Phi3ForCausalLM"}),
@@ -97,6 +98,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "MixtralForCausalLM": Family(
         "mixtral",
+        windows=WindowRule("all"),
         experts=ExpertNames(
             counts=("num_local_experts",),
             size="intermediate_size",
@@ -119,7 +121,7 @@ FAMILIES: dict[str, Family] = {
         "qwen3_moe",
         qkv_bias=None,
         qk_norm=True,
-        window_switch=True,
+        windows=WindowRule("all", switch=True),
         experts=ExpertNames(
             counts=("num_experts", "num_local_experts"),
             size="moe_intermediate_size",

@@ -19,7 +19,7 @@ import torch
 import triton
 
 from leadline.engine.models.base import AttentionFn, KVWrite
-from leadline.engine.models.ops import Rotation
+from leadline.engine.models.ops import Rotations
 from leadline.engine.models.parallel import Sum
 from leadline.engine.models.triton_gemv import gemv
 from leadline.engine.models.triton_skinny import MAX_ROWS, Workspace, enter_kernel, skinny
@@ -77,17 +77,17 @@ class FewRows:
     def layers(
         self,
         residual: torch.Tensor,
-        rotation: Rotation,
+        rotations: Rotations,
         attend: AttentionFn,
         write: KVWrite,
     ) -> torch.Tensor:
         """residual [R, hidden], overwritten → hidden states [R, hidden] after the final norm."""
         if residual.shape[0] == 1:
-            self._one(residual, rotation, attend, write)
+            self._one(residual, rotations, attend, write)
         elif self.model.tp.fabric is not None:
-            return self._few_ranks(residual, rotation, attend, write)
+            return self._few_ranks(residual, rotations, attend, write)
         else:
-            self._few(residual, rotation, attend, write)
+            self._few(residual, rotations, attend, write)
         model = self.model
         return model.ops.rms_norm(residual, model.norm.weight, model.config.rms_norm_eps)
 
@@ -101,14 +101,14 @@ class FewRows:
     def _one(
         self,
         residual: torch.Tensor,
-        rotation: Rotation,
+        rotations: Rotations,
         attend: AttentionFn,
         write: KVWrite,
     ) -> None:
         eps, fabric = self.model.config.rms_norm_eps, self.model.tp.fabric
         for layer in self.model.layers:
             qkv = gemv(residual, layer.qkv.weight, layer.qkv.scale, norm=(layer.input_norm.weight, eps))
-            attended = layer.attend(qkv, rotation, attend, write)
+            attended = layer.attend(qkv, rotations, attend, write)
             if fabric is None:
                 gemv(attended, layer.o.weight, layer.o.scale, residual=residual)
             else:
@@ -133,7 +133,7 @@ class FewRows:
     def _few(
         self,
         residual: torch.Tensor,
-        rotation: Rotation,
+        rotations: Rotations,
         attend: AttentionFn,
         write: KVWrite,
     ) -> None:
@@ -154,7 +154,7 @@ class FewRows:
         )
         for layer, next_norm in zip(model.layers, model.following_norms, strict=True):
             qkv = skinny(scaled, layer.qkv.weight, space, layer.qkv.scale, eps=eps, norm=True)
-            attended = layer.attend(qkv, rotation, attend, write)
+            attended = layer.attend(qkv, rotations, attend, write)
             skinny(
                 attended,
                 layer.o.weight,
@@ -173,7 +173,7 @@ class FewRows:
     def _few_ranks(
         self,
         residual: torch.Tensor,
-        rotation: Rotation,
+        rotations: Rotations,
         attend: AttentionFn,
         write: KVWrite,
     ) -> torch.Tensor:
@@ -184,7 +184,7 @@ class FewRows:
         x = model.ops.rms_norm(residual, model.layers[0].input_norm.weight, eps)
         for layer, next_norm in zip(model.layers, model.following_norms, strict=True):
             qkv = skinny(x, layer.qkv.weight, space, layer.qkv.scale)
-            attended = layer.attend(qkv, rotation, attend, write)
+            attended = layer.attend(qkv, rotations, attend, write)
             skinny(attended, layer.o.weight, space, layer.o.scale, out=fabric.partial(Sum.O, rows))
             x = fabric.add_rms_norm(Sum.O, residual, layer.post_norm.weight, eps)
             act = skinny(x, layer.gate_up.weight, space, layer.gate_up.scale, gated=True)

@@ -17,7 +17,7 @@ import torch
 
 from leadline.engine.models.base import AttentionFn, KVWrite
 from leadline.engine.models.layers import Linear, Norm, RowLinear
-from leadline.engine.models.ops import Rotation
+from leadline.engine.models.ops import Rotations
 
 if TYPE_CHECKING:
     from leadline.engine.models.decoder import Decoder
@@ -34,7 +34,7 @@ def interleaved(
     model: Decoder,
     x: torch.Tensor,
     residual: torch.Tensor,
-    rotation: Rotation,
+    rotations: Rotations,
     attend: AttentionFn,
     write: KVWrite | None,
 ) -> torch.Tensor:
@@ -51,7 +51,7 @@ def interleaved(
             if sums:
                 xs[i] = end(sums[i], residuals[i], layer.input_norm)
             layer.qkv.into(xs[i], part)
-        attended = layer.attend(qkv, rotation, attend, write)
+        attended = layer.attend(qkv, rotations, attend, write)
         sums = [begin(layer.o, part, i) for i, part in enumerate(attended.tensor_split(2))]
         for i, part in enumerate(residuals):
             hidden = end(sums[i], part, layer.post_norm)

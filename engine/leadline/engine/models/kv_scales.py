@@ -53,7 +53,7 @@ def _exponent(peak: float) -> int:
 
 def _peaks(model: Decoder) -> list[tuple[list[float], list[float]]]:
     """Largest magnitudes of keys and of values, by layer and KV head."""
-    length = min(CALIBRATION, model.cos.shape[0])
+    length = min(CALIBRATION, model.rope_tables[0][0].shape[0])
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, model.vocab_size, (length,), generator=generator).to(model.device)
     peaks: list[tuple[list[float], list[float]]] = []
@@ -62,7 +62,7 @@ def _peaks(model: Decoder) -> list[tuple[list[float], list[float]]]:
         peaks.append((k.abs().amax(dim=(0, 2)).tolist(), v.abs().amax(dim=(0, 2)).tolist()))
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         out = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=model.head_dim**-0.5, enable_gqa=q.shape[1] != k.shape[1]
+            q, k, v, is_causal=True, scale=model.attention_scale, enable_gqa=q.shape[1] != k.shape[1]
         )
         return out[0].transpose(0, 1).contiguous()
 

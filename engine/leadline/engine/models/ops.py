@@ -7,7 +7,7 @@ changes. The functions here run everywhere and are the reference. All may overwr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ __all__ = [
     "KVTarget",
     "Ops",
     "Rotation",
+    "Rotations",
     "add_rms_norm",
     "experts",
     "rms_norm",
@@ -32,6 +33,9 @@ HeadNorms = tuple[torch.Tensor, torch.Tensor, float]
 
 Rotation = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """The last arguments of `rotary_heads` that say how far: cos, sin, and positions or None."""
+
+Rotations = Sequence[Rotation]
+"""Of the tokens of a step: one for each kind of rotation that a model's layers have."""
 
 KVTarget = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Where a step's keys and values go: one layer's k and v cache (attention/interface.py), slot mapping int64

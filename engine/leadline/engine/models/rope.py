@@ -23,15 +23,18 @@ __all__ = ["inverse_frequencies", "rope_tables"]
 
 
 def rope_tables(
-    rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device | str
+    rope: RopeConfig | None, head_dim: int, max_positions: int, device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and signed sin, each float32 [max_positions, head_dim]; scaled by the attention factor if there is
-    one.
+    one. None: of a layer that does not rotate, ones and zeros.
 
     Computed on the CPU, then moved: every device and rank gets the same numbers.
     """
     if max_positions < 1:
         raise ConfigError(f"max_positions must be at least 1, not {max_positions}")
+    if rope is None:
+        shape = (max_positions, head_dim)
+        return torch.ones(shape, device=device), torch.zeros(shape, device=device)
     frequencies, scale = inverse_frequencies(rope, head_dim)
     angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
     cos, sin = angles.cos().mul_(scale), angles.sin().mul_(scale)

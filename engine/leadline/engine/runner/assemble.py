@@ -28,21 +28,26 @@ def make_runner(
     config: EngineConfig, model: CausalLM, num_blocks: int, length: int, device: torch.device
 ) -> ModelRunner:
     """With a cache of num_blocks, for sequences of at most `length` tokens."""
+    # A window that is no shorter than every context hides nothing.
+    windows = tuple(None if window is None or window >= length else window for window in model.windows)
     spec = AttentionSpec(
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         block_size=config.block_size,
-        scale=model.head_dim**-0.5,
+        scale=model.attention_scale,
         dtype=model.dtype,
         device=device,
         max_rows=config.max_concurrent_requests,
         max_model_len=length,
+        windows=tuple(dict.fromkeys(windows)),
+        softcap=model.attention_softcap,
     )
     return ModelRunner(
         model,
         make_backend(_backend_name(config, device), spec),
         allocate_kv(model, num_blocks, config.block_size, device, kv_dtype(config, model)),
+        windows=windows,
         block_size=config.block_size,
         max_slots=config.max_concurrent_requests,
         max_model_len=length,

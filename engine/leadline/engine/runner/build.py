@@ -10,7 +10,7 @@ import torch
 
 from leadline.engine.config import EngineConfig
 from leadline.engine.cores import usable_cores
-from leadline.engine.errors import ConfigError, UnsupportedModel
+from leadline.engine.errors import ConfigError
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.base import CausalLM
 from leadline.engine.models.config import ModelConfig
@@ -54,20 +54,14 @@ def resolve_dtype(config: EngineConfig, model_config: ModelConfig, device: torch
 
 def resolve_context(config: EngineConfig, model_config: ModelConfig) -> int:
     """Tokens of the longest sequence, before the pool's size is known. Raises ConfigError above the
-    model's, UnsupportedModel above its sliding window: one that is no shorter hides nothing."""
+    model's."""
     limit = model_config.max_model_len
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ConfigError(
             f"max_model_len {config.max_model_len} is above the model's own limit of {limit} tokens; lower "
             "it, or set rope scaling in the model's config.json"
         )
-    length, window = config.max_model_len or limit, model_config.sliding_window
-    if window is not None and window < length:
-        raise UnsupportedModel(
-            f"config.json: sliding_window {window} is less than the context of {length} tokens, and "
-            f"sliding-window attention is not supported; set max_model_len to {window} or less"
-        )
-    return length
+    return config.max_model_len or limit
 
 
 def check_fp8(config: EngineConfig, dtype: torch.dtype, device: torch.device, *, loaded: bool) -> None:

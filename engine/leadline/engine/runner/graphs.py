@@ -86,18 +86,19 @@ class DecodeGraphs:
         tables: SlotTables,
         sampler: Sampler,
         *,
+        windows: tuple[int | None, ...],
         block_size: int,
         max_model_len: int,
         max_tokens: int,
         least: Callable[[int], int] = int,
     ) -> None:
-        """max_tokens: most tokens of one chunk. least: the smallest of what all ranks say; waits for them.
-        Raises ValueError for a backend that cannot be captured."""
+        """windows: of each layer. max_tokens: most tokens of one chunk. least: the smallest of what all ranks
+        say; waits for them. Raises ValueError for a backend that cannot be captured."""
         if backend.graph_padding is None:
             raise ValueError(f"attention backend {backend.name!r} cannot be captured in a CUDA graph")
         max_rows = len(tables.known)
         self.model, self.backend, self.kv_cache = model, backend, kv_cache
-        self.tables, self.sampler = tables, sampler
+        self.tables, self.sampler, self.windows = tables, sampler, windows
         self.block_size, self.max_model_len = block_size, max_model_len
         self.least = least
         self.sizes = graph_sizes(max_rows)
@@ -218,7 +219,7 @@ class DecodeGraphs:
         )
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return self.backend.forward(q, k, v, *self.kv_cache[layer])
+        return self.backend.forward(q, k, v, *self.kv_cache[layer], self.windows[layer])
 
     # -- replay ----------------------------------------------------------------------------------------------
 

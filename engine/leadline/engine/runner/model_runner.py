@@ -62,13 +62,16 @@ class ModelRunner:
         backend: AttentionBackend,
         kv_cache: KVCache,
         *,
+        windows: tuple[int | None, ...],
         block_size: int,
         max_slots: int,
         max_model_len: int,
         device: torch.device,
     ) -> None:
+        """windows: of each layer, among those of the backend's spec."""
         self.model = model
         self.backend = backend
+        self.windows = windows
         self.kv_cache = kv_cache
         self.device = device
         self.block_size = block_size
@@ -99,6 +102,7 @@ class ModelRunner:
             self.kv_cache,
             self.tables,
             self.sampler,
+            windows=self.windows,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             max_tokens=max_tokens,
@@ -214,4 +218,4 @@ class ModelRunner:
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """`models.base.AttentionFn` of the step that `backend.begin` prepared."""
         k_cache, v_cache = self.kv_cache[layer]
-        return self.backend.forward(q, k, v, k_cache, v_cache)
+        return self.backend.forward(q, k, v, k_cache, v_cache, self.windows[layer])

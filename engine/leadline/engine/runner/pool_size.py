@@ -112,7 +112,7 @@ def _graph_bytes(
 
 
 class _OneLayerView:
-    """A model's shapes with a single layer, to allocate one layer's cache."""
+    """A model's shapes with a single layer, to allocate one layer's cache. The windows are those of all."""
 
     num_layers = 1
 
@@ -120,5 +120,7 @@ class _OneLayerView:
         self.num_heads = model.num_heads
         self.num_kv_heads = model.num_kv_heads
         self.head_dim = model.head_dim
+        self.windows = model.windows
+        self.attention_scale, self.attention_softcap = model.attention_scale, model.attention_softcap
         self.vocab_size = model.vocab_size
         self.dtype = model.dtype
