@@ -97,7 +97,7 @@ def test_a_tensor_of_another_shape_is_named_with_both_shapes(tmp_path):
         load(folder)
 
 
-def test_a_quantized_tensor_is_named(tmp_path):
+def test_a_tensor_of_whole_numbers_is_named(tmp_path):
     folder = save_reference(build_reference("llama"), tmp_path)
     rewrite(folder, lambda t: t.update({"model.norm.weight": torch.ones(48, dtype=torch.int8)}))
     with pytest.raises(UnsupportedModel, match=r"model\.norm\.weight has dtype I8"):

@@ -8,6 +8,9 @@
     few_rows.py  steps of 1 to 64 rows on CUDA by fused products: triton_gemv.py, triton_skinny.py with
                  skinny_shapes.py; triton_ops.py is ops.py on CUDA
     fp8.py       weights and cache in e4m3: triton_fp8.py, kv_scales.py
+    quantized_config.py, quantized_files.py
+                 how a quantized checkpoint stores its linears, and reading them
+    forms.py     how each linear keeps its weight; targets.py and grouped.py: where the loader puts it
     loader.py    `load_model`: safetensors, each rank reading only its part, one tensor at a time
     parallel.py  a rank's place in its tensor-parallel group; interleave.py: its sums beside products
 

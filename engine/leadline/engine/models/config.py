@@ -18,6 +18,7 @@ from leadline.engine.models.experts_config import ExpertsConfig, read_experts
 from leadline.engine.models.families import FAMILIES, Family
 from leadline.engine.models.fields import flag, positive
 from leadline.engine.models.layer_config import LayerConfig, read_layers
+from leadline.engine.models.quantized_config import QuantizedConfig, read_quantization
 from leadline.engine.models.rope_config import RopeConfig
 from leadline.engine.models.unread_fields import refuse_unread, unknown_fields
 
@@ -69,6 +70,8 @@ class ModelConfig:
     """The checkpoint's: float32 | float16 | bfloat16."""
     experts: ExpertsConfig | None = None
     """MLPs are mixtures of these."""
+    quantized: QuantizedConfig | None = None
+    """Weights of the checkpoint that are quantized."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     """Every id that ends a generation, out of generation_config.json and config.json."""
@@ -153,6 +156,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         merged=family.merged,
         dtype=_dtype(fields),
         experts=None if family.experts is None else read_experts(fields, family.experts, num_layers),
+        quantized=read_quantization(raw),
         bos_token_id=generation.get("bos_token_id", raw.get("bos_token_id")),
         eos_token_ids=_token_ids(
             {

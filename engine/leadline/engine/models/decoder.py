@@ -10,12 +10,11 @@ operation (`add_rms_norm`). Attention itself is the caller's: `attend(layer, q, 
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 
-from leadline.engine.errors import ConfigError
 from leadline.engine.models.base import AttentionFn, KVWrite
 from leadline.engine.models.config import ModelConfig
 from leadline.engine.models.experts import Experts
@@ -128,6 +127,14 @@ class DecoderLayer:
         yield from self.gate_up.slots(f"{prefix}.mlp")
         yield from self.down.slots(f"{prefix}.mlp.down_proj")
 
+    def named_linears(self, prefix: str) -> Iterator[tuple[str, ColumnLinear | RowLinear]]:
+        """Yield each linear with the prefix that `slots` gives it."""
+        yield f"{prefix}.self_attn", self.qkv
+        yield f"{prefix}.self_attn.o_proj", self.o
+        if self.experts is None:
+            yield f"{prefix}.mlp", self.gate_up
+            yield f"{prefix}.mlp.down_proj", self.down
+
     @property
     def linears(self) -> tuple[Linear, ...]:
         attention = self.qkv, self.o
@@ -153,13 +160,15 @@ class Decoder:
         device: torch.device,
         tp: TensorParallel = SINGLE,
         max_positions: int | None = None,
+        matrices_later: bool = False,
     ) -> None:
         """`max_positions`: rows of the rotary tables; None: as many as the model is good for.
+        `matrices_later`: forms.py allocates the linears of the layers and the experts.
 
         Raises ConfigError when the model cannot be split over `tp.size` ranks.
         """
         check_split(config, tp.size)
-        place = Place(dtype, device)
+        place = Place(dtype, device, matrices_later)
         self.config, self.dtype, self.device, self.tp = config, dtype, device, tp
         self.num_layers = config.num_layers
         heads, kv_heads = tp.heads(config.num_heads, config.num_kv_heads)
@@ -187,11 +196,7 @@ class Decoder:
         tied = self.embed if config.tie_word_embeddings else None
         self.head = VocabHead(config.vocab_size, config.hidden_size, place, tp, tied)
         self.few_rows: FewRows | None = None
-        """Small steps take another way through the layers, where the device has one."""
-        if self.writes_kv:
-            from leadline.engine.models.few_rows import FewRows
-
-            self.few_rows = FewRows.of(self)
+        """Small steps take another way through the layers, where the device has one; set by `finalize`."""
 
     def forward(
         self,
@@ -284,23 +289,12 @@ class Decoder:
         yield from self.norm.slots("model.norm")
         yield from self.head.slots("lm_head")
 
-    def quantize(self) -> None:
-        """Call after loading and before `finalize`: the layers' linears become FP8; embedding, norms and head
-        stay as they are. Raises ConfigError for widths that FP8 products do not take."""
-        for linear in itertools.chain.from_iterable(layer.linears for layer in self.layers):
-            if linear.weight.is_cuda and any(size % 16 for size in linear.weight.shape):
-                raise ConfigError(
-                    "quantization 'fp8' needs projections whose widths are multiples of 16; one here is "
-                    f"{linear.weight.shape[1]} to {linear.weight.shape[0]}"
-                )
-        for layer in self.layers:
-            for linear in layer.linears:
-                linear.quantize()
-            if layer.experts is not None:
-                layer.experts.quantize()
-
     def finalize(self) -> None:
         """Call once after loading: put weights into the layout that runs fastest, layer by layer."""
         for layer in self.layers:
             layer.finalize()
         self.head.finalize()
+        if self.writes_kv:
+            from leadline.engine.models.few_rows import FewRows
+
+            self.few_rows = FewRows.of(self)

@@ -13,10 +13,11 @@ from __future__ import annotations
 import torch
 
 from leadline.engine.models.experts_config import ExpertsConfig
-from leadline.engine.models.fp8 import quantize_rows, round_rows
-from leadline.engine.models.layers import Place, Slot, Slots
+from leadline.engine.models.fp8 import FP8
+from leadline.engine.models.layers import Form, Place, Slot, Slots
 from leadline.engine.models.ops import Ops
 from leadline.engine.models.parallel import Sum, TensorParallel
+from leadline.engine.models.targets import FP8Rows, RoundedRows, Target
 
 __all__ = ["Experts"]
 
@@ -29,10 +30,11 @@ class Experts:
     ) -> None:
         self.config, self.tp, self.run = config, tp, ops.experts
         self.part = part = tp.share(config.intermediate_size)
-        make = place.zeros if part.filled < part.count else place.empty
+        padded = part.filled < part.count
         self.router = place.empty(config.count, hidden_size)
-        self.gate_up = make(config.count, 2 * part.count, hidden_size)
-        self.down = make(config.count, hidden_size, part.count)
+        self.gate_up = place.matrix(config.count, 2 * part.count, hidden_size, padded=padded)
+        self.down = place.matrix(config.count, hidden_size, part.count, padded=padded)
+        self.form, self.dtype = Form.PLAIN, place.dtype
         self.scales: tuple[torch.Tensor, torch.Tensor] | None = None
         """float32 [E, 2n] and [E, hidden]: of the rows of gate_up and down, if those are in FP8"""
 
@@ -64,16 +66,18 @@ class Experts:
         if fabric is not None:
             fabric.add(Sum.DOWN, residual)
 
-    def quantize(self) -> None:
-        """Call after loading: gate_up and down become FP8 (models/fp8.py), activations keep their bits."""
-        if self.gate_up.is_cuda:
-            self.gate_up, wide = _quantized(self.gate_up)
-            self.down, tall = _quantized(self.down)
+    def keep(self, form: Form, device: torch.device) -> None:
+        """Allocate weights that were left for later; padding is zero. In FP8 activations keep their bits."""
+        self.form = form
+        kind = FP8 if form is Form.FP8 else self.dtype
+        self.gate_up = torch.zeros(self.gate_up.shape, dtype=kind, device=device)
+        self.down = torch.zeros(self.down.shape, dtype=kind, device=device)
+        if form is Form.FP8:
+            wide, tall = (
+                torch.zeros(matrices.shape[:2], dtype=torch.float32, device=device)
+                for matrices in (self.gate_up, self.down)
+            )
             self.scales = wide, tall
-        else:
-            for matrices in (self.gate_up, self.down):
-                for matrix in matrices:
-                    matrix.copy_(round_rows(matrix))
 
     def slots(self, prefix: str) -> Slots:
         """prefix: of the layer."""
@@ -82,14 +86,17 @@ class Experts:
         yield f"{prefix}.{names.router}.weight", Slot(self.router, tuple(self.router.shape))
         wide, tall = (config.intermediate_size, hidden), (hidden, config.intermediate_size)
         for expert in range(config.count):
-            gate_up, down = self.gate_up[expert], self.down[expert]
             name = f"{prefix}.{names.experts}.{expert}"
-            yield f"{name}.{names.gate}.weight", Slot(gate_up[:filled], wide, 0, part.start)
-            up = gate_up[part.count : part.count + filled]
+            gate = self._part(0, expert, slice(0, filled), hidden)
+            yield f"{name}.{names.gate}.weight", Slot(gate, wide, 0, part.start)
+            up = self._part(0, expert, slice(part.count, part.count + filled), hidden)
             yield f"{name}.{names.up}.weight", Slot(up, wide, 0, part.start)
-            yield f"{name}.{names.down}.weight", Slot(down[:, :filled], tall, 1, part.start)
+            down = self._part(1, expert, slice(0, hidden), filled)
+            yield f"{name}.{names.down}.weight", Slot(down, tall, 1, part.start)
 
-
-def _quantized(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    values, scales = quantize_rows(matrices.flatten(0, 1))
-    return values.view(matrices.shape), scales.view(matrices.shape[:2])
+    def _part(self, which: int, expert: int, rows: slice, columns: int) -> torch.Tensor | Target:
+        """Return where rows and the first `columns` columns of an expert's gate_up (0) or down (1) go."""
+        values = (self.gate_up, self.down)[which][expert, rows, :columns]
+        if self.scales is not None:
+            return FP8Rows(values, self.scales[which][expert, rows, None], self.dtype)
+        return RoundedRows(values) if self.form is Form.ROUNDED else values

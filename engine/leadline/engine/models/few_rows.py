@@ -70,7 +70,10 @@ class FewRows:
             and model.device.type == "cuda"
             and model.dtype in (torch.float16, torch.bfloat16)
             and model.ops.writes_kv
-            and all(linear.bias is None and linear.weight.shape[1] % 64 == 0 for linear in linears)
+            and all(
+                linear.bias is None and linear.grouped is None and linear.in_features % 64 == 0
+                for linear in linears
+            )
         )
         return FewRows(model) if fits else None
 

@@ -11,6 +11,8 @@ the weights once, and neither the cache nor a kernel knows of them:
     rows of qkv    | q heads * 2**-k | k heads * 2**k | v heads * 2**v |      columns of o  * 2**-v
 
 Where keys are normed by head (Qwen3), the norms' weights take the keys' scale, one for all heads of a layer.
+Quantized weights keep their numbers, and their scales are multiplied. Those are scales of rows, so values of
+a layer have one scale if its output projection is quantized.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ def fold_kv_scales(model: Decoder) -> list[tuple[list[int], list[int]]]:
         if layer.k_norm is not None:
             key_exponents = [min(key_exponents)] * len(key_exponents)
         value_exponents = [_exponent(peak) for peak in values]
+        if not layer.o.is_plain:
+            value_exponents = [min(value_exponents)] * len(value_exponents)
         _fold(layer, model.head_dim, key_exponents, value_exponents)
         exponents.append((key_exponents, value_exponents))
     return exponents
@@ -72,7 +76,6 @@ def _peaks(model: Decoder) -> list[tuple[list[float], list[float]]]:
 
 def _fold(layer: DecoderLayer, dim: int, keys: list[int], values: list[int]) -> None:
     group = layer.num_heads // layer.num_kv_heads
-    dtype, device = layer.qkv.weight.dtype, layer.qkv.weight.device
     k_scale, v_scale = [2.0**e for e in keys], [2.0**e for e in values]
     if layer.q_norm is not None and layer.k_norm is not None:
         layer.q_norm.weight.div_(k_scale[0])
@@ -80,11 +83,13 @@ def _fold(layer: DecoderLayer, dim: int, keys: list[int], values: list[int]) -> 
         rows = [1.0] * (layer.num_heads + layer.num_kv_heads) + v_scale
     else:
         rows = [1.0 / scale for scale in k_scale for _ in range(group)] + k_scale + v_scale
-    by_row = torch.tensor(rows, dtype=dtype, device=device).repeat_interleave(dim)
-    layer.qkv.weight.mul_(by_row[:, None])
+    device = layer.qkv.weight.device
+    by_row = torch.tensor(rows, device=device).repeat_interleave(dim)
+    layer.qkv.multiply_rows(by_row)
     if layer.qkv.bias is not None:
         layer.qkv.bias.mul_(by_row)
-    columns = torch.tensor(
-        [1.0 / scale for scale in v_scale for _ in range(group)], dtype=dtype, device=device
-    )
+    if not layer.o.is_plain:
+        layer.o.multiply_rows(torch.full((layer.o.shape[0],), 1.0 / v_scale[0], device=device))
+        return
+    columns = torch.tensor([1.0 / scale for scale in v_scale for _ in range(group)], device=device)
     layer.o.weight.mul_(columns.repeat_interleave(dim))

@@ -4,21 +4,29 @@ vocabulary.
 A layer owns this rank's part of its weights, allocated at once in the final dtype and place, and tells the
 loader through `slots()` which checkpoint tensor (or slice of one) each part is filled from. Layers are plain
 objects: no autograd, no nn.Module.
+
+A linear keeps its weight in one of four forms: plain, in FP8 with a scale a row, rounded as FP8 rounds (the
+reference on a CPU), or in groups of columns (grouped.py). `Linear.keep` sets it before the weights are read.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from leadline.engine.models.fp8 import quantize_rows, round_rows, scaled_product
+from leadline.engine.models.fp8 import FP8, round_rows, scaled_product
+from leadline.engine.models.grouped import GroupedPart, GroupedWeight
 from leadline.engine.models.parallel import Part, Sum, TensorParallel
+from leadline.engine.models.quantized_config import StoredAs
+from leadline.engine.models.targets import FP8Rows, RoundedRows, Target
 
 __all__ = [
     "ColumnLinear",
+    "Form",
     "Linear",
     "Norm",
     "Place",
@@ -35,7 +43,7 @@ __all__ = [
 class Slot:
     """Where a checkpoint tensor of `shape` goes: target = tensor.narrow(dim, start, target.shape[dim])."""
 
-    target: torch.Tensor
+    target: torch.Tensor | Target
     shape: tuple[int, ...]
     dim: int = 0
     start: int = 0
@@ -50,12 +58,27 @@ class Place:
 
     dtype: torch.dtype
     device: torch.device
+    matrices_later: bool = False
+    """Weights of linears and experts stay on the meta device until `keep` allocates them."""
 
     def empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(*shape, dtype=self.dtype, device=self.device)
 
     def zeros(self, *shape: int) -> torch.Tensor:
         return torch.zeros(*shape, dtype=self.dtype, device=self.device)
+
+    def matrix(self, *shape: int, padded: bool) -> torch.Tensor:
+        """Return a weight [..., rows, columns]; `padded`: some of it is never filled and must be zero."""
+        device = torch.device("meta") if self.matrices_later else self.device
+        return (torch.zeros if padded else torch.empty)(*shape, dtype=self.dtype, device=device)
+
+
+class Form(enum.Enum):
+    """How a linear keeps its weight."""
+
+    PLAIN = "plain"
+    FP8 = "fp8"
+    ROUNDED = "rounded"
 
 
 class Norm:
@@ -77,10 +100,20 @@ class Linear:
         self.packed: torch.Tensor | None = None
         self.scale: torch.Tensor | None = None
         """float32 [out, 1] of a weight in FP8"""
+        self.grouped: GroupedWeight | None = None
+        """The weight in groups; `weight` is empty then."""
         self.rounds_input = False
         """Reference of FP8: the weight is rounded already."""
+        self.in_features, self.dtype = weight.shape[1], weight.dtype
+
+    @property
+    def is_plain(self) -> bool:
+        """The weight is in the model's floats, and so is the product."""
+        return self.scale is None and self.grouped is None and not self.rounds_input and self.packed is None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.grouped is not None:
+            return self.grouped(x, self.bias)
         if self.scale is not None:
             return scaled_product(x, self.weight, self.scale, self.bias)
         if self.rounds_input:
@@ -91,18 +124,41 @@ class Linear:
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """The same, written to `out`."""
-        if self.scale is not None or self.rounds_input or self.packed is not None:
+        if not self.is_plain:
             return out.copy_(Linear.__call__(self, x))
         if self.bias is not None:
             return torch.addmm(self.bias, x, self.weight.t(), out=out)
         return torch.mm(x, self.weight.t(), out=out)
 
-    def quantize(self) -> None:
-        """Call after loading and before `finalize`: the weight becomes FP8 (models/fp8.py)."""
-        if self.weight.is_cuda:
-            self.weight, self.scale = quantize_rows(self.weight)
+    def keep(self, form: Form | StoredAs, device: torch.device) -> None:
+        """Allocate a weight that was left for later. `form`: StoredAs for groups of columns as in the file.
+        Padding is zero."""
+        shape, dtype = self.weight.shape, self.weight.dtype
+        if isinstance(form, StoredAs):
+            self.grouped = GroupedWeight(shape[0], shape[1], form, dtype, device)
+            self.weight = torch.empty((0, shape[1]), dtype=dtype, device=device)
+            return
+        kind = FP8 if form is Form.FP8 else dtype
+        self.weight = torch.zeros(shape, dtype=kind, device=device)
+        self.rounds_input = form is Form.ROUNDED
+        if form is Form.FP8:
+            self.scale = torch.zeros((shape[0], 1), dtype=torch.float32, device=device)
+
+    def part(self, rows: slice, columns: int) -> torch.Tensor | Target:
+        """Return where the loader puts these rows and the first `columns` columns of the weight."""
+        if self.grouped is not None:
+            return GroupedPart(self.grouped, rows, columns)
+        values = self.weight[rows, :columns]
+        if self.scale is not None:
+            return FP8Rows(values, self.scale[rows], self.dtype)
+        return RoundedRows(values) if self.rounds_input else values
+
+    def multiply_rows(self, factors: torch.Tensor) -> None:
+        """Multiply the weight's rows by powers of two, float32 [out]: exactly, in every form."""
+        if self.grouped is not None:
+            self.grouped.multiply_scales(factors)
         else:
-            self.weight, self.rounds_input = round_rows(self.weight), True
+            (self.weight if self.scale is None else self.scale).mul_(factors[:, None])
 
     def finalize(self) -> None:
         """Call once after loading. On CPU in float32, exchange the weight for oneDNN's blocked layout.
@@ -112,7 +168,7 @@ class Linear:
         layout that is as good as any at every number of rows from 1 to 2048 (a hint of 1 is up to twice as
         slow at 8).
         """
-        if can_pack(self.weight):
+        if self.grouped is None and can_pack(self.weight):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, 8)
             self.weight = self.weight.new_empty(0)
 
@@ -147,9 +203,15 @@ class ColumnLinear(Linear):
         rows = sum(part.count for _, part in parts)
         padded = any(part.filled < part.count for _, part in parts)
         make = place.zeros if padded else place.empty
-        super().__init__(make(rows, in_features), make(rows) if bias else None)
+        super().__init__(place.matrix(rows, in_features, padded=padded), make(rows) if bias else None)
         self.parts, self.merged = parts, merged
-        self.in_features, self.out_features = in_features, rows
+        self.out_features = rows
+
+    def modules(self, prefix: str) -> list[str]:
+        """Return the checkpoint's modules that the weight is made of."""
+        if self.merged is not None:
+            return [f"{prefix}.{self.merged}"]
+        return [f"{prefix}.{name}" for name, _ in self.parts]
 
     def slots(self, prefix: str) -> Slots:
         row, above, total = 0, 0, sum(part.total for _, part in self.parts)
@@ -158,7 +220,8 @@ class ColumnLinear(Linear):
             whole, height = f"{prefix}.{name}", part.total
             if self.merged is not None:
                 whole, height, start = f"{prefix}.{self.merged}", total, above + start
-            yield f"{whole}.weight", Slot(self.weight[rows], (height, self.in_features), 0, start)
+            target = self.part(rows, self.in_features)
+            yield f"{whole}.weight", Slot(target, (height, self.in_features), 0, start)
             if self.bias is not None:
                 yield f"{whole}.bias", Slot(self.bias[rows], (height,), 0, start)
             row += part.count
@@ -172,9 +235,9 @@ class RowLinear(Linear):
         self, out_features: int, part: Part, place: Place, tp: TensorParallel, which: Sum, *, bias: bool
     ) -> None:
         """`part`: this rank's columns."""
-        make = place.zeros if part.filled < part.count else place.empty
-        super().__init__(make(out_features, part.count), place.empty(out_features) if bias else None)
-        self.part = part
+        weight = place.matrix(out_features, part.count, padded=part.filled < part.count)
+        super().__init__(weight, place.empty(out_features) if bias else None)
+        self.columns = part
         self.shape = (out_features, part.total)
         self.tp = tp
         self.which = which
@@ -185,15 +248,20 @@ class RowLinear(Linear):
     def adds(self, x: torch.Tensor) -> bool:
         """The product with x can add to a residual by itself, `residual.addmm_(x, weight.t())`: one rounding
         and one pass over it less."""
-        return x.is_cuda and self.tp.size == 1 and self.bias is None and self.weight.dtype == x.dtype
+        return x.is_cuda and self.tp.size == 1 and self.bias is None and self.is_plain
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's term of the sum, where the fabric wants it if there is one (and it has room)."""
         out = None if self.tp.fabric is None else self.tp.fabric.partial(self.which, x.shape[0])
         return super().__call__(x) if out is None else self.into(x, out)
 
+    def modules(self, prefix: str) -> list[str]:
+        """Return the checkpoint's module that the weight comes from."""
+        return [prefix]
+
     def slots(self, prefix: str) -> Slots:
-        yield f"{prefix}.weight", Slot(self.weight[:, : self.part.filled], self.shape, 1, self.part.start)
+        target = self.part(slice(0, self.shape[0]), self.columns.filled)
+        yield f"{prefix}.weight", Slot(target, self.shape, 1, self.columns.start)
         if self.bias is not None:
             yield f"{prefix}.bias", Slot(self.bias, (self.shape[0],))
 

@@ -1,7 +1,8 @@
 """Weights: from safetensors files into a model, one tensor at a time.
 
-The model is allocated first, in its final dtype and place; each tensor (or this rank's slice of it, read as
-a slice) is then copied over, so that beside the model there is never more than one tensor in memory.
+The model is allocated first, in its final form and place; each tensor (or this rank's slice of it, read as
+a slice) is then copied over and quantized or dequantized on the way, so that beside the model there is never
+more than one tensor in memory.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ from typing import Any
 
 import torch
 
-from leadline.engine.errors import ModelNotFound, UnsupportedModel
+from leadline.engine.errors import ConfigError, ModelNotFound, UnsupportedModel
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.config import ModelConfig
 from leadline.engine.models.decoder import Decoder
+from leadline.engine.models.forms import allocate_matrices
 from leadline.engine.models.layers import Slot
 from leadline.engine.models.parallel import TensorParallel
+from leadline.engine.models.quantized_config import StoredAs
+from leadline.engine.models.quantized_files import StoredLinear
 from leadline.engine.models.registry import build_model
+from leadline.engine.models.targets import FP8Rows, RoundedRows
 from leadline.engine.progress import ByteMeter, ReportStage, no_report, progress_bar
 
 __all__ = ["load_model"]
@@ -54,11 +59,17 @@ def load_model(
 
     `collectives` carries all_reduce and all_gather where tp_size > 1. `load_format="dummy"` draws small
     random weights from `seed` instead of reading any. `max_positions` shortens the rotary tables to the
-    engine's context. `quantization="fp8"` rounds the layers' linears; `fp8_kv` scales keys and values for a
-    cache in FP8. `progress`: a bar on stderr; `report` hears how many of this rank's bytes are read.
+    engine's context. `quantization="fp8"` rounds the layers' linears as they are read; `fp8_kv` scales keys
+    and values for a cache in FP8. `progress`: a bar on stderr; `report` hears how many of this rank's bytes
+    are read.
     Raises ModelNotFound (no safetensors, unreadable), UnsupportedModel (tensors missing, unexpected or of
-    another shape), ConfigError (the model cannot be split over the ranks).
+    another shape), ConfigError (the model cannot be split over the ranks, or is quantized already).
     """
+    if quantization is not None and config.quantized is not None:
+        raise ConfigError(
+            f"quantization {quantization!r} is for checkpoints in 16 or 32 bits; this one is quantized "
+            f"already ({config.quantized.method}): leave it out"
+        )
     tp = TensorParallel(tp_rank, tp_size) if collectives is None else collectives
     if collectives is not None:
         tp = dataclasses.replace(collectives, rank=tp_rank, size=tp_size)
@@ -68,18 +79,24 @@ def load_model(
         config = _tied_as_stored(config, weights)
     with torch.inference_mode():
         model = build_model(
-            config, dtype=dtype, device=torch.device(device), tp=tp, max_positions=max_positions
+            config,
+            dtype=dtype,
+            device=torch.device(device),
+            tp=tp,
+            max_positions=max_positions,
+            matrices_later=quantization is not None or config.quantized is not None,
         )
+        stored = _StoredModules(config, weights)
+        if quantization is not None or config.quantized is not None:
+            allocate_matrices(model, stored.of, quantization)
         if weights is None:
             _fill_randomly(model, seed)
         else:
-            _fill(model, weights, progress and tp_rank == 0, report)
+            _fill(model, weights, stored, progress and tp_rank == 0, report)
         if fp8_kv:
             from leadline.engine.models.kv_scales import fold_kv_scales
 
             fold_kv_scales(model)
-        if quantization == "fp8":
-            model.quantize()
         model.finalize()
     return model
 
@@ -141,6 +158,41 @@ class _Weights:
             return value
 
 
+class _StoredModules:
+    """How a checkpoint stores each linear: as config.json says, unless its files hold a plain weight.
+
+    GPTQ's and AWQ's config.json do not name the modules that are left alone, such as routers.
+    """
+
+    def __init__(self, config: ModelConfig, weights: _Weights | None) -> None:
+        self._config = config.quantized
+        self._names = None if weights is None else weights.file_of
+
+    def of(self, module: str) -> StoredAs | None:
+        """Return how the weight of a linear is stored; None: plainly."""
+        stored = None if self._config is None else self._config.of(module)
+        if stored is None or self._names is None:
+            return stored
+        if f"{module}.{stored.scale}" not in self._names and f"{module}.weight" in self._names:
+            return None
+        return stored
+
+
+_UNREAD = (
+    "input_scale",
+    "input_global_scale",
+    "k_scale",
+    "v_scale",
+    "q_scale",
+    "weight_shape",
+    "weight_zero_point",
+    "weight_g_idx",
+    "qzeros",
+    "g_idx",
+)
+"""Tensors of quantized modules that are read beside their weight, or not at all."""
+
+
 def _tied_as_stored(config: ModelConfig, weights: _Weights) -> ModelConfig:
     """A head of its own, where config.json ties it to the embedding and the files hold another one. That is
     what transformers does."""
@@ -155,9 +207,16 @@ def _tied_as_stored(config: ModelConfig, weights: _Weights) -> ModelConfig:
     return dataclasses.replace(config, tie_word_embeddings=False)
 
 
-def _fill(model: Decoder, weights: _Weights, progress: bool, report: ReportStage) -> None:
+def _fill(
+    model: Decoder, weights: _Weights, stored: _StoredModules, progress: bool, report: ReportStage
+) -> None:
     wanted: dict[str, list[Slot]] = {}
+    quantized: dict[str, tuple[str, StoredAs]] = {}
     for name, slot in model.slots():
+        module = name.removesuffix(".weight")
+        if len(slot.shape) == 2 and module != name and (how := stored.of(module)) is not None:
+            name = f"{module}.{how.weight}"
+            quantized[name] = module, how
         wanted.setdefault(name, []).append(slot)
     ignored: set[str] = set()
     if model.config.tie_word_embeddings:
@@ -166,6 +225,8 @@ def _fill(model: Decoder, weights: _Weights, progress: bool, report: ReportStage
             wanted[_HEAD] = wanted.pop(_EMBEDDING)
         else:
             ignored.add(_HEAD)
+    for module, how in quantized.values():
+        ignored |= {f"{module}.{name}" for name in (how.scale, how.global_scale)}
     total = sum(slot.target.nbytes for slots in wanted.values() for slot in slots)
     meter = ByteMeter("loading weights", total, report)
     with progress_bar(
@@ -177,17 +238,21 @@ def _fill(model: Decoder, weights: _Weights, progress: bool, report: ReportStage
         desc="loading weights",
     ) as bar:
         for file, names in weights.files.items():
-            with weights.open(file) as tensors:
+            with _Opened(weights, file) as tensors:
                 for name in names:
                     for slot in wanted.get(name, ()):
-                        _copy(name, tensors.get_slice(name), slot)
+                        if name in quantized:
+                            _convert(*quantized[name], tensors, slot)
+                        else:
+                            _copy(name, tensors.get(name), slot)
                         bar.update(slot.target.nbytes)
                         meter.add(slot.target.nbytes)
     # Old checkpoints carry buffers that we compute.
+    passed_over = ("rotary_emb.inv_freq", *(_UNREAD if model.config.quantized is not None else ()))
     unexpected = [
         name
         for name in weights.file_of
-        if name not in wanted and name not in ignored and not name.endswith("rotary_emb.inv_freq")
+        if name not in wanted and name not in ignored and not name.endswith(passed_over)
     ]
     missing = wanted.keys() - weights.file_of.keys()
     if missing or unexpected:
@@ -202,6 +267,24 @@ def _fill(model: Decoder, weights: _Weights, progress: bool, report: ReportStage
         )
 
 
+class _Opened(contextlib.ExitStack):
+    """One file of weights, and any other that has a tensor of the same module."""
+
+    def __init__(self, weights: _Weights, file: Path) -> None:
+        super().__init__()
+        self._weights = weights
+        self._files = {file: self.enter_context(weights.open(file))}
+
+    def get(self, name: str) -> Any:
+        """Return the safetensors slice of a tensor, or None if no file has it."""
+        file = self._weights.file_of.get(name)
+        if file is None:
+            return None
+        if file not in self._files:
+            self._files[file] = self.enter_context(self._weights.open(file))
+        return self._files[file].get_slice(name)
+
+
 def _copy(name: str, source: Any, slot: Slot) -> None:
     """Copy the rank's part of `source` (a safetensors slice), converting the dtype."""
     shape, dtype = tuple(source.get_shape()), source.get_dtype()
@@ -210,11 +293,34 @@ def _copy(name: str, source: Any, slot: Slot) -> None:
             f"tensor {name} has shape {list(shape)}; config.json implies {list(slot.shape)}"
         )
     if dtype not in ("F32", "F16", "BF16", "F64"):
-        raise UnsupportedModel(f"tensor {name} has dtype {dtype}; use an unquantized checkpoint")
-    if not slot.target.numel():
+        raise UnsupportedModel(
+            f"tensor {name} has dtype {dtype}, which config.json does not say: it has no quantization_config "
+            "for it"
+        )
+    if 0 in slot.target.shape:
         return  # this rank's part is padding
     part = slice(slot.start, slot.start + slot.target.shape[slot.dim])
-    slot.target.copy_(source[(slice(None),) * slot.dim + (part,)])
+    value = source[(slice(None),) * slot.dim + (part,)]
+    if isinstance(slot.target, torch.Tensor):
+        slot.target.copy_(value)
+    elif isinstance(slot.target, FP8Rows | RoundedRows):
+        slot.target.put(value)
+    else:
+        raise UnsupportedModel(f"tensor {name} is not quantized as quantization_config says")
+
+
+def _convert(module: str, stored: StoredAs, tensors: _Opened, slot: Slot) -> None:
+    """Fill a slot from the rank's part of a quantized linear."""
+    if 0 in slot.target.shape:
+        return
+    height, width = slot.shape
+    linear = StoredLinear(module, stored, (height, width), tensors.get)
+    part = slice(slot.start, slot.start + slot.target.shape[slot.dim])
+    rows, columns = (part, slice(0, width)) if slot.dim == 0 else (slice(0, height), part)
+    if isinstance(slot.target, torch.Tensor):
+        slot.target.copy_(linear.plain(rows, columns))
+    else:
+        slot.target.put_stored(linear, rows, columns)
 
 
 def _some(names: Iterable[str], most: int = 5) -> str:
@@ -227,7 +333,9 @@ def _fill_randomly(model: Decoder, seed: int) -> None:
     """Norm weights 1, all else normal with a small deviation, drawn on the device, each rank its own."""
     generator = torch.Generator(model.device).manual_seed(seed * 1024 + model.tp.rank)
     for name, slot in model.slots():
-        if name.endswith("norm.weight"):
+        if not isinstance(slot.target, torch.Tensor):
+            slot.target.fill_randomly(_DUMMY_STD, generator)
+        elif name.endswith("norm.weight"):
             slot.target.fill_(1.0)
         else:
             slot.target.normal_(0.0, _DUMMY_STD, generator=generator)

@@ -30,9 +30,17 @@ def build_model(
     device: torch.device,
     tp: TensorParallel = SINGLE,
     max_positions: int | None = None,
+    matrices_later: bool = False,
 ) -> Decoder:
-    """The model with unset weights."""
+    """The model with unset weights; `matrices_later`: those of linears and experts are not allocated yet."""
     builder = BUILDERS.get(config.family)
     if builder is None:
         raise UnsupportedModel(f"no decoder for family {config.family!r}; there are {', '.join(BUILDERS)}")
-    return builder(config, dtype=dtype, device=device, tp=tp, max_positions=max_positions)
+    return builder(
+        config,
+        dtype=dtype,
+        device=device,
+        tp=tp,
+        max_positions=max_positions,
+        matrices_later=matrices_later,
+    )

@@ -64,8 +64,6 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "n_group": (*_OFF, 1),
     # weights in another form
     "quantization": _OFF,
-    "quantization_config": _OFF,
-    "compression_config": _OFF,
 }
 """Field → values that ask for nothing. null never does."""
 
@@ -75,6 +73,7 @@ _READ = frozenset(
         "attention_bias",
         "auto_map",
         "bos_token_id",
+        "compression_config",
         "dtype",
         "eos_token_id",
         "head_dim",
@@ -90,6 +89,7 @@ _READ = frozenset(
         "num_key_value_heads",
         "original_max_position_embeddings",
         "partial_rotary_factor",
+        "quantization_config",
         "rms_norm_eps",
         "rope_parameters",
         "rope_scaling",
@@ -183,10 +183,10 @@ def refuse_unread(raw: Mapping[str, Any], family: Family) -> None:
         value = raw.get(name)
         if value is None or value in neutral or (value is True and family.qk_norm and name in _QK_NORM):
             continue
-        if name in ("quantization", "quantization_config", "compression_config"):
-            method = value.get("quant_method", "unknown") if isinstance(value, dict) else value
+        if name == "quantization":
             raise UnsupportedModel(
-                f"config.json: {name} ({method}) is not supported; use the unquantized checkpoint"
+                f"config.json: quantization {_shown(value)} is not supported; use a checkpoint that is not "
+                "quantized, or one with a quantization_config (docs/models.md)"
             )
         raise UnsupportedModel(
             f"config.json: {name} is {_shown(value)}, which changes what the model computes and is not "

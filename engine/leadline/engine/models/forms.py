@@ -1,0 +1,85 @@
+"""Decides how each linear keeps its weight on its device, and allocates it, before the weights are read.
+
+| the checkpoint has          | on a CPU           | on a GPU                                              |
+| plain floats                | plain              | plain                                                 |
+| the same, quantization fp8  | rounded (reference)| FP8, a scale a row                                    |
+| FP8, scales of rows, tensor | dequantized        | FP8, a scale a row; dequantized without FP8 cores     |
+| FP8 in blocks, 4 or 8 bits  | dequantized        | dequantized                                           |
+
+Experts have two forms on a GPU: FP8 with a scale a row, and plain. What has no form of its own is dequantized
+into the model's type while it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from leadline.engine.errors import ConfigError
+from leadline.engine.models.decoder import Decoder
+from leadline.engine.models.fp8 import has_fp8
+from leadline.engine.models.layers import ColumnLinear, Form, RowLinear
+from leadline.engine.models.quantized_config import StoredAs
+
+__all__ = ["allocate_matrices"]
+
+
+def allocate_matrices(
+    model: Decoder, stored: Callable[[str], StoredAs | None], quantization: str | None
+) -> None:
+    """Allocate the linears and experts of a model that was built with `matrices_later`.
+
+    stored: how the checkpoint has the weight of a module; None: plainly. Raises ConfigError for widths that
+    FP8 products do not take.
+    """
+    for layer in model.layers:
+        prefix = f"model.layers.{layer.index}"
+        for name, linear in layer.named_linears(prefix):
+            found = [stored(module) for module in linear.modules(name)]
+            linear.keep(_form(linear, found, quantization, model.device), model.device)
+        if layer.experts is not None:
+            names, numbers = layer.experts.config.names, range(layer.experts.config.count)
+            found = [
+                stored(f"{prefix}.{names.experts}.{number}.{name}")
+                for number in numbers
+                for name in (names.gate, names.up, names.down)
+            ]
+            form = _plain_form(model.device, quantization)
+            if _are_fp8_rows(found) and _multiplies_fp8(model.device, model.dtype):
+                form = Form.FP8
+            layer.experts.keep(form, model.device)
+
+
+def _form(
+    linear: ColumnLinear | RowLinear,
+    stored: Sequence[StoredAs | None],
+    quantization: str | None,
+    device: torch.device,
+) -> Form | StoredAs:
+    first, shape = stored[0], linear.weight.shape
+    if quantization is not None and device.type == "cuda" and any(size % 16 for size in shape):
+        raise ConfigError(
+            "quantization 'fp8' needs projections whose widths are multiples of 16; one here is "
+            f"{shape[1]} to {shape[0]}"
+        )
+    if first is None or any(other != first for other in stored) or device.type != "cuda":
+        return _plain_form(device, quantization)
+    if _are_fp8_rows(stored):
+        fits = _multiplies_fp8(device, linear.dtype) and not any(size % 16 for size in shape)
+        return Form.FP8 if fits else Form.PLAIN
+    return Form.PLAIN
+
+
+def _plain_form(device: torch.device, quantization: str | None) -> Form:
+    if quantization is None:
+        return Form.PLAIN
+    return Form.FP8 if device.type == "cuda" else Form.ROUNDED
+
+
+def _are_fp8_rows(stored: Sequence[StoredAs | None]) -> bool:
+    return all(one is not None and one.is_fp8_rows for one in stored)
+
+
+def _multiplies_fp8(device: torch.device, dtype: torch.dtype) -> bool:
+    return has_fp8(device) and dtype == torch.bfloat16

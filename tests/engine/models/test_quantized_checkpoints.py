@@ -1,0 +1,221 @@
+"""Quantized checkpoints of every supported form give the logits of their reference dequantization."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from quantized_checkpoints import (
+    SHAPE,
+    awq,
+    compressed_fields,
+    fp8,
+    gptq,
+    mxfp4,
+    nvfp4,
+    quantize,
+    whole_numbers,
+)
+from safetensors.torch import load_file, save_file
+from test_tensor_parallel_shards import load_ranks
+from tiny_checkpoints import build_reference, logits_of, save_reference
+
+from leadline.engine.errors import ConfigError, UnsupportedModel
+from leadline.engine.models import load_model_config
+from leadline.engine.models.grouped import GroupedWeight, can_group
+from leadline.engine.models.loader import load_model
+from leadline.engine.models.quantized_files import StoredLinear
+
+TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+
+
+def _whole(bits: int, group: int, symmetric: bool) -> dict:
+    args = {"strategy": "channel"} if group == -1 else {"strategy": "group", "group_size": group}
+    return compressed_fields(
+        "pack-quantized", {"num_bits": bits, "type": "int", "symmetric": symmetric, **args}
+    )
+
+
+def _float(bits: int, written: str, **weights) -> dict:
+    return compressed_fields(written, {"num_bits": bits, "type": "float", "symmetric": True, **weights})
+
+
+def _gptq(bits: int, size: int, symmetric: bool, **more) -> dict:
+    return {
+        "quant_method": "gptq", "bits": bits, "group_size": size, "sym": symmetric, "lm_head": False, **more
+    }  # fmt: skip
+
+
+INVERSE = {"weight_scale": "weight_scale_inv"}
+CASES = {
+    "fp8_channel": (fp8("channel"), _float(8, "float-quantized", strategy="channel"), None),
+    "fp8_tensor": (fp8("tensor"), _float(8, "float-quantized", strategy="tensor"), None),
+    "fp8_block": (
+        fp8("block"),
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "weight_block_size": [128, 128],
+        },
+        INVERSE,
+    ),
+    "fp8_compressed_block": (
+        fp8("block"),
+        _float(8, "float-quantized", strategy="block", block_structure=[128, 128]),
+        None,
+    ),
+    "fp8_static": (fp8("tensor"), {"quant_method": "fp8", "activation_scheme": "static"}, None),
+    "w4a16_32": (whole_numbers(4, 32, True), _whole(4, 32, True), None),
+    "w4a16_32_zeros": (whole_numbers(4, 32, False), _whole(4, 32, False), None),
+    "w4a16_rows": (whole_numbers(4, -1, True), _whole(4, -1, True), None),
+    "w8a16_32": (whole_numbers(8, 32, True), _whole(8, 32, True), None),
+    "w8a16_rows_zeros": (whole_numbers(8, -1, False), _whole(8, -1, False), None),
+    "nvfp4": (nvfp4(), _float(4, "nvfp4-pack-quantized", strategy="tensor_group", group_size=16), None),
+    "mxfp4": (mxfp4(), _float(4, "mxfp4-pack-quantized", strategy="group", group_size=32), None),
+    "awq_32": (awq(32), {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}, None),
+    "gptq_32": (gptq(4, 32, True), _gptq(4, 32, True), None),
+    "gptq_32_zeros": (gptq(4, 32, False), _gptq(4, 32, False), None),
+    "gptq_v2_zeros": (
+        gptq(4, 32, False, version=2),
+        _gptq(4, 32, False, checkpoint_format="gptq_v2"),
+        None,
+    ),
+    "gptq_rows": (gptq(4, -1, True), _gptq(4, -1, True), None),
+    "gptq_8_bits": (gptq(8, 32, False), _gptq(8, 32, False), None),
+    "gptq_act_order": (gptq(4, 32, False, ordered=True), _gptq(4, 32, False, desc_act=True), None),
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_reference(build_reference("llama", **SHAPE), tmp_path_factory.mktemp("base"))
+
+
+def load(folder: Path, **options):
+    options = {"dtype": torch.float32, "device": "cpu", "progress": False, **options}
+    return load_model(folder, load_model_config(folder), **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_the_reference_dequantization_on_one_and_two_ranks(
+    case: str, base: Path, tmp_path: Path
+) -> None:
+    packer, fields, renamed = CASES[case]
+    quantized, plain = quantize(base, tmp_path, packer, fields, renamed=renamed)
+    ids = torch.randint(0, 101, (23,), generator=torch.Generator().manual_seed(1))
+    expected = logits_of(load(plain), ids)
+    assert (expected - logits_of(load(base), ids)).abs().max() > 0.01, "rounding changes something"
+    torch.testing.assert_close(logits_of(load(quantized), ids), expected, atol=2e-4, rtol=1e-4)
+    ranks = load_ranks(quantized, 2)
+    with ThreadPoolExecutor(2) as pool:
+        for logits in pool.map(lambda model: logits_of(model, ids), ranks):
+            torch.testing.assert_close(logits, expected, atol=3e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("fp8_channel", "fp8_tensor")])
+def test_the_layout_of_the_kernels_holds_the_same_weights(case: str, base: Path, tmp_path: Path) -> None:
+    """Whole linears, and the columns of the second of two ranks."""
+    packer, fields, renamed = CASES[case]
+    quantized, plain = quantize(base, tmp_path, packer, fields, renamed=renamed)
+    tensors, expected = load_file(quantized / "model.safetensors"), load_file(plain / "model.safetensors")
+    config = load_model_config(quantized).quantized
+    assert config is not None
+    for name, width in (("self_attn.o_proj", 192), ("mlp.down_proj", 320)):
+        module = f"model.layers.0.{name}"
+        stored = config.of(module)
+        assert stored is not None
+        linear = StoredLinear(module, stored, (192, width), lambda name: _Slice.of(tensors, name))
+        for first in (0, width // 2):
+            if first % (stored.group or 1) or (first and stored.ordered):
+                continue
+            count = width - first
+            assert can_group(count)
+            weight = GroupedWeight(192, count, stored, torch.float32, torch.device("cpu"))
+            weight.put(linear.codes(slice(0, 192), slice(first, width)), 0, module)
+            x = torch.randn(3, count)
+            wanted = x @ expected[f"{module}.weight"][:, first:].t()
+            torch.testing.assert_close(weight(x), wanted, atol=1e-4, rtol=1e-4)
+            assert (weight.order is not None) == stored.ordered
+
+
+_TYPES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
+
+
+class _Slice:
+    """A tensor with the methods of a safetensors slice."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    @classmethod
+    def of(cls, tensors: dict[str, torch.Tensor], name: str) -> _Slice | None:
+        return cls(tensors[name]) if name in tensors else None
+
+    def get_shape(self) -> list[int]:
+        return list(self.tensor.shape)
+
+    def get_dtype(self) -> str:
+        return _TYPES[self.tensor.dtype]
+
+    def __getitem__(self, index) -> torch.Tensor:
+        return self.tensor[index]
+
+
+def test_modules_that_stay_plain_are_read_plainly(base: Path, tmp_path: Path) -> None:
+    """GPTQ's config does not name them; compressed-tensors' does."""
+    alone = ["lm_head", "re:.*o_proj", "re:.*k_proj"]
+    for folder, packer, fields in (
+        ("gptq", gptq(4, 32, True), _gptq(4, 32, True)),
+        (
+            "fp8",
+            fp8("channel"),
+            {**CASES["fp8_channel"][1], "ignore": alone},
+        ),
+    ):
+        skipped = ("lm_head", "embed_tokens", "norm", "o_proj", "k_proj")
+        quantized, plain = quantize(base, tmp_path / folder, packer, fields, skipped=skipped)
+        ids = torch.arange(9)
+        torch.testing.assert_close(
+            logits_of(load(quantized), ids), logits_of(load(plain), ids), atol=2e-4, rtol=1e-4
+        )
+
+
+def test_experts_are_dequantized(tmp_path: Path) -> None:
+    changes = {"hidden_size": 96, "moe_intermediate_size": 64, "num_attention_heads": 4}
+    base = save_reference(build_reference("qwen3_moe", **changes), tmp_path / "base")
+    quantized, plain = quantize(base, tmp_path, awq(32), CASES["awq_32"][1])
+    ids = torch.arange(20)
+    torch.testing.assert_close(
+        logits_of(load(quantized), ids), logits_of(load(plain), ids), atol=2e-4, rtol=1e-4
+    )
+
+
+def test_tensors_that_do_not_fit_are_named(base: Path, tmp_path: Path) -> None:
+    quantized, _ = quantize(base, tmp_path, *CASES["awq_32"][:2])
+    file = quantized / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.down_proj.scales"
+    for change, message in (
+        (None, f"tensor {name} is missing"),
+        (torch.zeros(3, 192).half(), r"scales has shape \[3, 192\]; config.json implies \[10, 192\]"),
+        (torch.zeros(10, 192, dtype=torch.int32), "scales has dtype I32"),
+    ):
+        changed = {key: value for key, value in tensors.items() if key != name}
+        save_file(changed if change is None else {**changed, name: change}, file)
+        with pytest.raises(UnsupportedModel, match=message):
+            load(quantized)
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again(base: Path, tmp_path: Path) -> None:
+    quantized, _ = quantize(base, tmp_path, *CASES["awq_32"][:2])
+    with pytest.raises(ConfigError, match=r"quantized already \(awq\): leave it out"):
+        load(quantized, quantization="fp8")
