@@ -42,6 +42,8 @@ import psutil
 _KV_BYTES = 512 << 20
 _KV_BYTES_A_TOKEN = 2 * 30 * 3 * 64 * 4
 """Of the demo model in float32: keys and values, layers, heads, size of a head."""
+_IDLE_GRAMMARS_SECONDS = 35
+"""After that long the engine has given back the memory of grammars without requests."""
 _ENGINE = ["--max-model-len=1024", f"--cpu-kv-bytes={_KV_BYTES}", "--cpu-threads=2", "--write-timeout=5"]
 
 
@@ -69,11 +71,12 @@ def server(log: Path, *arguments: str) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def memory(process: psutil.Process) -> int:
-    """Bytes of a process and its children."""
+    """Bytes of a process and its children. A page that several of them share counts once."""
     total = 0
     for one in [process, *process.children(recursive=True)]:
-        with contextlib.suppress(psutil.Error):
-            total += one.memory_info().rss
+        with contextlib.suppress(psutil.Error, OSError):
+            text = Path(f"/proc/{one.pid}/smaps_rollup").read_text()
+            total += 1024 * sum(int(size) for size in re.findall(r"^Pss: +(\d+) kB", text, re.MULTILINE))
     return total
 
 
@@ -299,7 +302,7 @@ async def measure(
         while True:
             for name, process in processes.items():
                 peak[name] = max(peak[name], memory(process))
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(2)
 
     watching = asyncio.create_task(watch())
     hostile = await asyncio.create_subprocess_exec(
@@ -312,6 +315,7 @@ async def measure(
         hostile.terminate()
         attacks, _ = await hostile.communicate()
     held = await usage.settled(60)
+    await asyncio.sleep(_IDLE_GRAMMARS_SECONDS)
     watching.cancel()
     after = {name: memory(process) for name, process in processes.items()}
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -46,7 +47,11 @@ def missing(programs: Sequence[str] = (), modules: Sequence[str] = (), gpus: int
 
 
 def need(*, programs: Sequence[str] = (), modules: Sequence[str] = (), gpus: int = 0) -> None:
-    """End the benchmark with what is missing and how to get it, if anything is."""
+    """End the benchmark with what is missing and how to get it, if anything is.
+
+    Of several GPUs one is enough where LEADLINE_TP_SHARE_GPU lets the ranks share it."""
+    if os.environ.get("LEADLINE_TP_SHARE_GPU"):
+        gpus = min(gpus, 1)
     found = missing(programs, modules, gpus)
     if found:
         _end(found)

@@ -65,7 +65,7 @@ class EngineConfig:
     """Most prompt tokens of one sequence in one step; None: whatever is left of the budget."""
     prefill_step_ms: float | None = None
     """Milliseconds a step may take when it computes prompts while interactive requests decode: longer prompts
-    are cut into chunks that fit. 0: no bound. None: for a server 50 on a GPU and 100 on a CPU; else no
+    are cut into chunks that fit. 0: no bound. None: for a server 50 on a GPU and 80 on a CPU; else no
     bound."""
     scheduling_policy: str = "weighted"
     class_weights: dict[str, float] = field(default_factory=lambda: {"interactive": 4.0, "batch": 1.0})

@@ -51,7 +51,7 @@ logger = logging.getLogger("leadline.engine.core")
 _FAILURES_IN_A_ROW = 3
 """Steps that may fail, one after the other, before the engine gives itself up."""
 _EMA = 0.1
-_PREFILL_STEP_MS = {"cpu": 100.0, "cuda": 50.0}
+_PREFILL_STEP_MS = {"cpu": 80.0, "cuda": 50.0}
 """What a step with prompts may take while interactive requests decode, where the config leaves it open."""
 _MASK_SECONDS = 0.002
 """How long a step waits for masks that usually come at once."""
@@ -156,6 +156,11 @@ class EngineCore:
         if self._check_ranks is not None:
             self._check_ranks()
         return bool(self._flights) or self.scheduler.has_work()
+
+    def rest(self) -> None:
+        """Give back what is kept for requests that may come again. Called while there is no work."""
+        if self._grammars is not None:
+            self._grammars.end_idle()
 
     def _hosts(self) -> GrammarHosts:
         if self._grammars is None:

@@ -46,6 +46,8 @@ _QUICK_SECONDS = 0.005
 _LONG_TICKS = 10
 """CPU time of a compilation, in ticks of 10 ms, after which its host gets the priority of slow ones."""
 _LOOK_SECONDS = 0.05
+_MOST_IDLE_SECONDS = 30.0
+"""A grammar that no request follows is kept this long: an agent's next turn asks for it again."""
 
 _Key = tuple[str, str, str]
 
@@ -74,6 +76,8 @@ class _Host:
     quick: bool = True
     lowered: bool = False
     """Its compilation is long: it has the priority of slow ones."""
+    idle_since: float = 0.0
+    """When its last sequence left; read only while it has none."""
     outgoing: bytearray = field(default_factory=bytearray)
     incoming: bytearray = field(default_factory=bytearray)
 
@@ -153,7 +157,7 @@ class GrammarHosts:
         found: list[tuple[str, MaskOrError]] = []
         while True:
             self._begin()
-            self._lower_long_compilations()
+            self._look_at_hosts()
             found += self._ended
             self._ended = []
             left = ends - time.monotonic()
@@ -163,6 +167,13 @@ class GrammarHosts:
                     found += self._read(host)
             if not wait:
                 return found
+
+    def end_idle(self, seconds: float = _MOST_IDLE_SECONDS) -> None:
+        """End the hosts that no request has followed for `seconds`. They hold memory."""
+        now = time.monotonic()
+        for host in list(self._hosts.values()):
+            if not host.sequences and now - host.idle_since >= seconds:
+                self._drop(host)
 
     def stop(self) -> None:
         """End every process."""
@@ -219,12 +230,13 @@ class GrammarHosts:
             self._drop(idle)
         return idle is not None
 
-    def _lower_long_compilations(self) -> None:
-        """Give compilations that are long what the engine's steps leave of the CPU."""
+    def _look_at_hosts(self) -> None:
+        """Give compilations that are long what the engine's steps leave of the CPU; end idle hosts."""
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
+        self.end_idle()
         for host in self._by_descriptor.values():
             if host.compiled or host.lowered or not host.pid:
                 continue
@@ -371,6 +383,7 @@ class GrammarHosts:
         host = sequence.host
         assert host is not None
         host.sequences.pop(sequence.number, None)
+        host.idle_since = time.monotonic()
         if self._hosts.get(host.key) is not host or (not host.compiled and not host.sequences):
             # Retired, or its compilation has no reader.
             if not host.sequences:

@@ -190,6 +190,22 @@ def test_a_compilation_that_nobody_waits_for_ends(rig: Rig) -> None:
     assert rig.hosts.num_queued == 0
 
 
+def test_a_grammar_that_nobody_asks_for_any_more_gives_its_memory_back(rig: Rig) -> None:
+    spec = StructuredSpec("regex", "once and never again")
+    rig.hosts.open("once", spec)
+    rig.until("once")
+    process = psutil.Process(rig.hosts._hosts[spec.kind, spec.value, spec.calls].pid)
+    rig.hosts.end_idle(0)
+    assert process.is_running(), "a request follows it"
+    rig.hosts.close("once")
+    rig.hosts.end_idle()
+    assert process.is_running(), "the next turn may ask for it"
+    rig.hosts.end_idle(0)
+    assert psutil.wait_procs([process], timeout=10)[0] == [process]
+    rig.hosts.open("again", spec)
+    assert isinstance(rig.until("again"), np.ndarray)
+
+
 def test_nothing_is_left_when_the_owner_stops(smollm_folder) -> None:
     before = set(psutil.Process().children(recursive=True))
     rig = Rig(smollm_folder)

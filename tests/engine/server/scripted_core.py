@@ -44,6 +44,9 @@ class ScriptedCore:
     def has_work(self) -> bool:
         return bool(self._live)
 
+    def rest(self) -> None:
+        pass
+
     def step(self) -> list[CoreOutput]:
         self._steps += 1
         outputs = []
