@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +72,7 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def installed(cluster: Cluster) -> Iterator[Installed]:
-    values = values_here(operator={"extraArgs": ["--resync-seconds=2"]})
+    values = values_here(operator={"extraArgs": ["--resync-seconds=2", "--autoscale-seconds=2"]})
     with (
         cluster.namespace("system") as system,
         cluster.namespace("llm") as namespace,
@@ -114,6 +116,7 @@ def test_six_lines_answer_a_chat_and_deleting_them_leaves_nothing(installed: Ins
 
     if os.environ.get("LEADLINE_E2E_AUDIT_LOG"):
         writes_nothing(system)
+    sleeps_and_wakes(installed)
     log = system.kubectl("logs", "deployment/r-leadline-operator")
     assert "forbidden" not in log.lower(), log
 
@@ -122,6 +125,23 @@ def test_six_lines_answer_a_chat_and_deleting_them_leaves_nothing(installed: Ins
     selector = "serving.leadline.io/service=smollm2"
     namespace.until("nothing is left", lambda: not namespace.items(CHILDREN, selector), 120)
     print(f"nothing left {time.monotonic() - began:.1f} s after the delete")
+
+
+def sleeps_and_wakes(here: Installed) -> None:
+    """Without requests the service gives up its pod; the next one brings it back and is answered."""
+    scaling = {"spec": {"autoscaling": {"min": 0, "max": 2, "idleSeconds": 10}}}
+    here.namespace.kubectl("patch", "isvc", "smollm2", "--type=merge", "-p", json.dumps(scaling))
+    selector = "serving.leadline.io/service=smollm2"
+    seconds = here.namespace.until("the pod is gone", lambda: not here.namespace.items("pods", selector), 120)
+    assert ready(here.namespace, "smollm2")["reason"] == "Asleep"
+    print(f"asleep {seconds:.1f} s after the last request; idleSeconds is 10")
+    began = time.monotonic()
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(ask, here.gateway, "smollm2") for _ in range(3)]
+        here.namespace.until("it is woken", lambda: here.namespace.items("pods", selector), 20)
+        print(f"a pod {time.monotonic() - began:.1f} s after the request that wakes the service")
+        assert all("Paris" in one.result() for one in asked)
+    print(f"answered {time.monotonic() - began:.1f} s after the request that wakes the service")
 
 
 def writes_nothing(system: Namespace) -> None:

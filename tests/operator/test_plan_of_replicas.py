@@ -28,6 +28,8 @@ def test_by_default_a_rollout_deletes_before_it_creates() -> None:
         ({"replicas": 1, "autoscaling": {"min": 2, "max": 4}}, 2),
         ({"replicas": 3, "autoscaling": {"min": 2, "max": 4}}, 3),
         ({"replicas": 9, "autoscaling": {"min": 2, "max": 4}}, 4),
+        ({"replicas": 0, "autoscaling": {"min": 2, "max": 4}}, 0),
+        ({"replicas": 0, "autoscaling": {"min": 0, "max": 4}}, 0),
     ],
 )
 def test_replicas_are_what_is_asked_for_within_the_autoscalers_limits(
@@ -46,6 +48,8 @@ def test_replicas_are_what_is_asked_for_within_the_autoscalers_limits(
         ({}, 0, 0),
         ({"autoscaling": {"min": 2, "max": 4}}, None, 2),
         ({"autoscaling": {"min": 2, "max": 4}}, 3, 3),
+        ({"autoscaling": {"min": 0, "max": 4}}, None, 1),
+        ({"autoscaling": {"min": 0, "max": 4}}, 0, 1),
     ],
 )
 def test_where_replicas_are_left_out_what_runs_stays_and_is_written_where_scale_reads_it(
@@ -55,6 +59,20 @@ def test_where_replicas_are_left_out_what_runs_stays_and_is_written_where_scale_
     made = plan_of(spec, children={} if running is None else deployment(running))
     assert wanted(made, "Deployment")["spec"]["replicas"] == made.replicas == replicas
     assert plan_of({**spec, "replicas": 3}, children=deployment(1)).replicas is None, "it is there"
+
+
+def test_a_service_that_sleeps_is_told_from_one_that_is_off() -> None:
+    spec = {"replicas": 0, "autoscaling": {"min": 0, "max": 4, "idleSeconds": 60}}
+    found = observed(spec)
+    found.service["metadata"]["annotations"] = {"serving.leadline.io/asleep": "true"}
+
+    def ready() -> tuple[str, str]:
+        (one,) = [one for one in plan(found, SETTINGS).status["conditions"] if one["type"] == "Ready"]
+        return one["reason"], one["message"]
+
+    assert ready() == ("Asleep", "no request came for 60 s; the next one starts a pod")
+    del found.service["metadata"]["annotations"]
+    assert ready() == ("ScaledToZero", "replicas is 0")
 
 
 OURS = Target("apps", "Deployment", "team", "qwen-engine")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+import copy
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 from operator_builders import SETTINGS, deployment, plan_of, pod, service, wanted
 
-from leadline.operator.autoscaling import gateways
+from leadline.operator.autoscaling import gateways, service_scaler
 from leadline.operator.autoscaling.demand import GatewayView
 from leadline.operator.autoscaling.gateways import Gateways
 from leadline.operator.autoscaling.ranking import DELETION_COST, PodUse, Ranker, deletion_costs, parse_use
@@ -22,6 +24,7 @@ from leadline.operator.kube.store import Store
 from leadline.operator.names import SERVICE_LABEL
 from leadline.operator.probes import pod_probe
 from leadline.operator.probes.pod_probe import PodProbe
+from leadline.protocol.isvc import ASLEEP_ANNOTATION
 
 USES: dict[str, tuple[dict[str, PodUse | None], list[str]]] = {
     "the idle before the busy": ({"a": PodUse(3, 0.0), "b": PodUse(0, 0.0)}, ["b", "a"]),
@@ -310,3 +313,144 @@ async def test_one_round_of_the_autoscaler(case: str, monkeypatch: pytest.Monkey
             assert scales.scaled == scaled
         finally:
             await scales.close()
+
+
+class SleepServer(ScaleServer):
+    """Keeps what is written to the service, as the API server does; `requests` has it in order."""
+
+    store: Store
+    requests: list[str]
+
+    def _change(self, change: Callable[[dict[str, Any]], object]) -> None:
+        item = copy.deepcopy(self.store.service(("team", "qwen")))
+        assert item is not None
+        change(item)
+        item["metadata"]["resourceVersion"] = str(int(item["metadata"]["resourceVersion"]) + 1)
+        self.store.put(SERVICE, item)
+
+    async def scale(self, kind: Kind, namespace: str, name: str, replicas: int, version: str = "") -> None:
+        self.requests.append(f"scale {replicas}")
+        self._change(lambda item: item["spec"].update(replicas=replicas))
+
+    async def annotate(self, kind: Kind, metadata: dict[str, Any], annotations: Any) -> None:
+        ((name, value),) = annotations.items()
+        assert name == ASLEEP_ANNOTATION
+        self.requests.append("mark" if value else "unmark")
+        self._change(lambda item: item["metadata"].update(annotations=annotations if value else {}))
+
+
+@dataclass
+class Sleeper:
+    """A service with `autoscaling.min: 0`, one pod, one gateway, and a clock that the test moves."""
+
+    server: Machine
+    api: SleepServer
+    scaler: ServiceScaler
+    now: float = 1000.0
+
+    def gateway(self, in_flight: int = 0, ended: int = 7) -> None:
+        self.server.metrics["127.0.0.1"] = (
+            f'{GATEWAY}leadline_gateway_in_flight_requests{{service="team/qwen"}} {in_flight}\n'
+            f'leadline_gateway_requests_total{{code="200",service="team/qwen"}} {ended}\n'
+            'leadline_gateway_requests_total{code="200",service="team/other"} 999\n'
+        )
+
+    async def look(self, seconds: float) -> list[str]:
+        """What is written in a look at all services, so much later."""
+        self.now += seconds
+        self.api.requests = []
+        await self.scaler.look()
+        return self.api.requests
+
+    async def wake(self) -> list[str]:
+        self.api.requests = []
+        await self.scaler.wake()
+        return self.api.requests
+
+    def pods(self, ready: int) -> None:
+        one = serving("e1", "127.0.0.2") if ready else pod("e1", podIP="127.0.0.2")
+        self.now += 1
+        one["metadata"] |= {"labels": {SERVICE_LABEL: "qwen"}, "resourceVersion": str(int(self.now))}
+        self.api.store.put(POD, one)
+
+
+@pytest.fixture
+async def sleeper(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Sleeper]:
+    async with machine(monkeypatch) as (server, api, probe):
+        item = service({"replicas": 1, "autoscaling": {"min": 0, "max": 4, "idleSeconds": 60}})
+        store = Store()
+        store.put(SERVICE, item)
+        server.pods = [serving("gw", "127.0.0.1")]
+        own = SleepServer(Configuration(host=api._client.configuration.host))
+        own.store, own.requests = store, []
+        made = Sleeper(server, own, ServiceScaler(own, store, SETTINGS, probe))
+        monkeypatch.setattr(service_scaler.time, "monotonic", lambda: made.now)
+        made.gateway()
+        made.pods(ready=1)
+        try:
+            yield made
+        finally:
+            await own.close()
+
+
+async def test_a_service_without_requests_falls_asleep_and_a_request_wakes_it(sleeper: Sleeper) -> None:
+    assert await sleeper.look(0) == []
+    assert await sleeper.look(59) == []
+    assert await sleeper.look(2) == ["mark", "scale 0"]
+    assert sleeper.scaler.report(("team", "qwen")).message == "1 to 0 replicas: no request for 60 s"  # type: ignore[union-attr]
+    assert await sleeper.look(3600) == await sleeper.wake() == []
+    sleeper.gateway(in_flight=70)
+    assert await sleeper.wake() == ["scale 2", "unmark"]
+    # It had no request for an hour; but that was before.
+    sleeper.gateway(ended=77)
+    assert await sleeper.look(1) == []
+    assert await sleeper.look(61) == ["mark", "scale 0"]
+
+
+async def test_requests_between_two_looks_and_pods_that_start_keep_a_service_awake(sleeper: Sleeper) -> None:
+    await sleeper.look(0)
+    for ended in range(8, 12):
+        sleeper.gateway(ended=ended)
+        assert await sleeper.look(59) == []
+    del sleeper.server.metrics["127.0.0.1"]  # a gateway that does not answer
+    assert await sleeper.look(500) == []
+    sleeper.gateway(ended=11)
+    assert await sleeper.look(1) == []
+    sleeper.pods(ready=0)
+    assert await sleeper.look(500) == []
+    sleeper.pods(ready=1)
+    assert await sleeper.look(1) == []
+    assert await sleeper.look(50) == []
+    assert await sleeper.look(10) == ["mark", "scale 0"]
+
+
+async def test_a_service_that_no_gateway_knows_does_not_fall_asleep(sleeper: Sleeper) -> None:
+    sleeper.server.metrics = {"127.0.0.2": "leadline_engine_running_requests 0\n"}
+    sleeper.server.pods = []
+    for _ in range(5):
+        assert await sleeper.look(300) == []
+
+
+async def test_a_service_that_was_switched_off_stays_off(sleeper: Sleeper) -> None:
+    await sleeper.api.scale(SERVICE, "team", "qwen", 0)
+    sleeper.gateway(in_flight=5)
+    assert await sleeper.look(0) == await sleeper.wake() == []
+    report = sleeper.scaler.report(("team", "qwen"))
+    assert report is not None
+    assert (report.active, report.message.partition(":")[0]) == (
+        False,
+        "replicas was set to 0, so the service is off",
+    )
+    await sleeper.api.scale(SERVICE, "team", "qwen", 1)
+    assert await sleeper.look(1) == []
+    assert sleeper.scaler.report(("team", "qwen")).active  # type: ignore[union-attr]
+
+
+async def test_whoever_starts_a_sleeping_service_by_hand_can_switch_it_off(sleeper: Sleeper) -> None:
+    await sleeper.look(0)
+    assert await sleeper.look(61) == ["mark", "scale 0"]
+    await sleeper.api.scale(SERVICE, "team", "qwen", 1)
+    assert await sleeper.look(1) == ["unmark"]
+    await sleeper.api.scale(SERVICE, "team", "qwen", 0)
+    sleeper.gateway(in_flight=5)
+    assert await sleeper.look(1) == await sleeper.wake() == []

@@ -56,13 +56,18 @@ class Service:
     """Configured names and aliases. Those that pods report come on top."""
     granted: tuple[str, ...] | None = None
     """Names that the operator has given to the InferenceService; None: there is none. Written by discovery
-    only, as the next two."""
+    only, as the fields up to `stuck`."""
     undecided: tuple[str, ...] = ()
     """Names that it claims while the operator has not decided on any."""
     age: tuple[str, str] = ("", "")
     """Of the InferenceService; the oldest is the lowest."""
     reason: str = ""
     """Why the InferenceService is not ready, as the operator says; empty where that is not known."""
+    wake_seconds: float = 0.0
+    """How long a request may wait for a first pod, where the service sleeps without requests. 0: the service
+    does not, and the configuration says how long."""
+    stuck: bool = False
+    """The operator says that no pod can come as things are."""
     api_key: str = field(default="", repr=False)
     """Sent to its pods; empty: none."""
     pods: dict[str, Pod] = field(default_factory=dict)

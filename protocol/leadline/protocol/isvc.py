@@ -11,6 +11,7 @@ from enum import StrEnum
 
 __all__ = [
     "API_VERSION",
+    "ASLEEP_ANNOTATION",
     "FIELD_MANAGER",
     "GROUP",
     "KIND",
@@ -40,6 +41,9 @@ def label(name: str) -> str:
     return f"{GROUP}/{name}"
 
 
+ASLEEP_ANNOTATION = label("asleep")
+"""On InferenceServices without replicas, by the operator: the next request starts a pod. A service without
+replicas and without this annotation is off."""
 OPERATOR_LABEL = label("operator")
 """On InferenceServices, by users: which operator is to look at it. On its Kubernetes Service, by that
 operator: which gateways are to serve it."""
@@ -61,6 +65,7 @@ class Reason(StrEnum):
 
     READY = "Ready"
     SCALED_TO_ZERO = "ScaledToZero"
+    ASLEEP = "Asleep"
     CREATING_PODS = "CreatingPods"
     DOWNLOADING = "Downloading"
     LOADING_WEIGHTS = "LoadingWeights"

@@ -56,11 +56,19 @@ class SecretKey(SpecObject, kw_only=True):
 class Autoscaling(SpecObject, kw_only=True):
     RULES = (Rule("self.min <= self.max", "autoscaling.min must not be greater than autoscaling.max"),)
 
-    min: Annotated[int, Meta(ge=1, le=1000, description="Fewest replicas.")] = 1
+    min: Annotated[
+        int, Meta(ge=0, le=1000, description="Fewest replicas. 0: it sleeps without requests.")
+    ] = 1
     max: Annotated[int, Meta(ge=1, le=1000, description="Most replicas.")]
     target_concurrency: Annotated[
         int, Meta(ge=1, le=100_000, description="Requests in flight that one pod should have.")
     ] = 32
+    idle_seconds: Annotated[
+        int, Meta(ge=10, le=604_800, description="With min 0: time without a request before the pods go.")
+    ] = 300
+    wake_seconds: Annotated[
+        int, Meta(ge=1, le=3600, description="With min 0: how long the gateway holds a request for a pod.")
+    ] = 300
 
 
 class Toleration(SpecObject, kw_only=True):

@@ -191,6 +191,37 @@ async def test_a_service_that_gets_no_pods_is_refused_with_503() -> None:
         await door.enter(target, client()).__aenter__()
 
 
+async def test_a_request_for_a_service_that_sleeps_waits_as_long_as_the_service_says() -> None:
+    door, target = admission(hold_without_pods_seconds=0, queue_timeout_seconds=0.01), service(pods=0)
+    target.wake_seconds = 60.0
+    request = Request(door, target)
+    await asyncio.sleep(0.05)  # beyond what the configuration says
+    assert door.waiting(target) == 1
+    target.pods["p0"] = service().pods["p0"]
+    door.changed(target)
+    await until(lambda: request.admitted)
+    request.finish.set()
+    await request.task
+    target.pods.clear()
+    target.wake_seconds = 0.05
+    with pytest.raises(NoPods):
+        await door.enter(target, client()).__aenter__()
+
+
+async def test_a_service_whose_pod_cannot_come_refuses_those_who_wait_for_it() -> None:
+    door, target = admission(), service(pods=0)
+    target.wake_seconds = 60.0
+    waiting = [Request(door, target) for _ in range(3)]
+    await until(lambda: door.waiting(target) == 3)
+    target.reason, target.stuck = "ImagePullFailed", True
+    for request in waiting:
+        with pytest.raises(NoPods, match="the operator reports ImagePullFailed"):
+            await request.task
+    with pytest.raises(NoPods):
+        await door.enter(target, client()).__aenter__()
+    assert door.waiting(target) == door.pending(target) == 0
+
+
 async def test_draining_and_unready_pods_have_no_room() -> None:
     door, target = admission(hold_without_pods_seconds=0), service(pods=3, concurrency=0)
     target.pods["p0"].terminating = True

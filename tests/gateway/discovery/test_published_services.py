@@ -80,6 +80,31 @@ async def test_a_service_without_pods_tells_why_in_the_operators_word(tmp_path: 
         await until(lambda: "Unschedulable" not in service.without_pods())
 
 
+async def test_a_service_says_how_long_to_wait_for_its_first_pod(tmp_path: Path) -> None:
+    def told(reason: str, progressing: str, **autoscaling: int) -> dict[str, Any]:
+        found = llm(autoscaling={"max": 3, **autoscaling})
+        found["status"]["conditions"] = [
+            {"type": "Ready", "status": "False", "reason": reason},
+            {"type": "Progressing", "status": progressing, "reason": reason},
+        ]
+        return found
+
+    async with trusted(tmp_path, told("Asleep", "False", min=0, wakeSeconds=90)) as kube:
+        service = kube.table.get("ns/llm")
+        assert service is not None
+
+        async def becomes(wake: float, stuck: bool, *said: Any, **autoscaling: int) -> None:
+            await kube.script.put(told(*said, **autoscaling))
+            await until(lambda: (service.wake_seconds, service.stuck) == (wake, stuck))
+
+        assert (service.wake_seconds, service.stuck) == (90, False)
+        await becomes(90, True, "ImagePullFailed", "False", min=0, wakeSeconds=90)
+        await becomes(90, False, "CreatingPods", "True", min=0, wakeSeconds=90)
+        await becomes(0, False, "ScaledToZero", "False", min=0, wakeSeconds=90)
+        await becomes(300, False, "Asleep", "False", min=0)
+        await becomes(0, False, "CreatingPods", "True", min=1)
+
+
 @pytest.mark.parametrize(
     "forged",
     [

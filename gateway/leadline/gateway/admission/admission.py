@@ -14,6 +14,10 @@ wait in fair order (fair_queue.py). A queue is looked at when a ticket ends, whe
 report, a pod that came or went, a circuit that closed), and every `TICK` while anybody waits, for what
 changes by time alone (a circuit opens for a probe, a report goes stale).
 
+A service that sleeps without requests (`autoscaling.min: 0`) gets a pod because a request waits here: the
+operator reads how many do. Such a request waits up to `wakeSeconds`, or until the operator says that no pod
+can come.
+
 Invariants (P16): a request holds room from being let in until its lease is counted or its ticket ends,
 whatever happens, cancellation in the very moment of being let in included; `pending` and `waiting` return
 to 0.
@@ -61,6 +65,8 @@ class Admission:
         QueueFull (429), QueueTimeout and NoPods (503), all with `retry_after`, and DeadlinePassed (504).
         """
         limit = self.config.queue_timeout_seconds
+        if service.wake_seconds > limit and not eligible(service.pods.values(), time.monotonic()):
+            limit = service.wake_seconds
         if patience is not None and patience < limit:
             limit = patience
         return Ticket(self, self._door(service), client, deadline, cost, limit)
@@ -91,8 +97,7 @@ class Admission:
         """The service is gone: refuse whoever waits for it."""
         door = self._doors.pop(service, None)
         if door is not None:
-            while (ticket := door.queue.pop()) is not None:
-                self._refuse(ticket, NoPods("the service was removed", code="no_pods"))
+            self._refuse_all(door, NoPods("the service was removed", code="no_pods"))
 
     def waiting(self, service: Service, class_name: str | None = None) -> int:
         """Requests in the queue, of one class or of all."""
@@ -203,6 +208,8 @@ class Admission:
 
     def _ticked(self, door: Door) -> None:
         door.tick = None
+        if _cannot_wake(door.service) and not eligible(door.service.pods.values(), time.monotonic()):
+            self._refuse_all(door, self._no_pods(door, time.monotonic()))
         self._look(door)
         if len(door.queue):
             door.tick = asyncio.get_running_loop().call_later(TICK, self._ticked, door)
@@ -226,7 +233,7 @@ class Admission:
     def _set_timer(self, ticket: Ticket, now: float) -> None:
         """Wake up at the next moment at which `_verdict` may say something else."""
         start = ticket._held_from
-        times = [start + ticket._patience, start + self.config.hold_without_pods_seconds]
+        times = [start + ticket._patience, start + self._hold(ticket._door.service)]
         if ticket._deadline is not None:
             times.append(ticket._deadline)
         # The last resort covers a timer that fired early: loops round times to milliseconds.
@@ -246,21 +253,16 @@ class Admission:
 
     def _verdict(self, ticket: Ticket, now: float) -> GatewayRefusal | None:
         """Why the ticket may wait no longer; None: it may."""
-        door, config = ticket._door, self.config
+        door = ticket._door
         waited = now - ticket._held_from
         if ticket._deadline is not None and now >= ticket._deadline:
             return DeadlinePassed(
                 "the request's deadline passed before a pod had room", code="deadline_exceeded"
             )
         late = waited >= ticket._patience
-        if (late or waited >= config.hold_without_pods_seconds) and not eligible(
-            door.service.pods.values(), now
-        ):
-            return NoPods(
-                door.service.without_pods(),
-                code="no_pods",
-                retry_after=max(_NO_PODS_RETRY, door.rate.retry_after(len(door.queue), now)),
-            )
+        hopeless = late or waited >= self._hold(door.service) or _cannot_wake(door.service)
+        if hopeless and not eligible(door.service.pods.values(), now):
+            return self._no_pods(door, now)
         if late:
             return QueueTimeout(
                 f"no pod of {door.service.name} had room within {ticket._patience:g} s",
@@ -269,11 +271,32 @@ class Admission:
             )
         return None
 
+    def _no_pods(self, door: Door, now: float) -> NoPods:
+        return NoPods(
+            door.service.without_pods(),
+            code="no_pods",
+            retry_after=max(_NO_PODS_RETRY, door.rate.retry_after(len(door.queue), now)),
+        )
+
+    def _hold(self, service: Service) -> float:
+        """Seconds for which a request waits for a first pod."""
+        return max(self.config.hold_without_pods_seconds, service.wake_seconds)
+
+    def _refuse_all(self, door: Door, error: GatewayRefusal) -> None:
+        """Refuse everybody who waits at a door."""
+        while (ticket := door.queue.pop()) is not None:
+            self._refuse(ticket, error)
+
     def _refuse(self, ticket: Ticket, error: GatewayRefusal) -> None:
         """Wake a ticket that is out of the queue already, with an error."""
         turn = ticket._turn
         if turn is not None and not turn.done():
             turn.set_exception(_counted(ticket._door, error))
+
+
+def _cannot_wake(service: Service) -> bool:
+    """Whether a service that sleeps without requests has no way to get a pod."""
+    return bool(service.wake_seconds) and service.stuck
 
 
 def _counted(door: Door, error: GatewayRefusal) -> GatewayRefusal:

@@ -255,8 +255,10 @@ class Discovery:
         self._update(service, found_pods(pieces.values(), self._config.discovery.port))
 
     def _name(self, service: Service, known: InferenceService | None) -> None:
-        """Give a service the names of its InferenceService, and the reason why that is not ready."""
+        """Give a service the names of its InferenceService, and what it says of pods that are not ready."""
         service.reason = "" if known is None else known.reason
+        service.wake_seconds = 0.0 if known is None else known.wake_seconds
+        service.stuck = known is not None and known.is_stuck
         if known is None:
             named: tuple[Any, ...] = (None, (), ("", ""))
         else:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = [
     "Demand",
@@ -33,6 +33,8 @@ class Demand:
 
     low: float
     high: float
+    ended: float = 0.0
+    """Requests that the gateways have answered so far. A change means that there was a request."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,12 +43,17 @@ class GatewayView:
 
     in_flight: dict[str, float]
     """<namespace>/<name> → requests."""
+    ended: dict[str, float] = field(default_factory=dict)
+    """The same → requests answered since it started."""
 
 
 _MOST_REQUESTS = 1e9
 """More is a fault of the pod, whose image may be anybody's."""
 _SAMPLE = re.compile(
     r'leadline_gateway_(pods|in_flight_requests)\{service="([^"]*)"\} ([0-9.eE+-]+)', re.ASCII
+)
+_ENDED = re.compile(
+    r'leadline_gateway_requests_total\{code="[^"]*",service="([^"]*)"\} ([0-9.eE+-]+)', re.ASCII
 )
 
 
@@ -62,7 +69,10 @@ def parse_gateway(text: str) -> GatewayView | None:
             counted[service] = float(value)
     if not known and "leadline_gateway_" not in text:
         return None
-    return GatewayView({service: counted.get(service, 0.0) for service in known})
+    ended: dict[str, float] = {}
+    for service, value in _ENDED.findall(text):
+        ended[service] = ended.get(service, 0.0) + float(value)
+    return GatewayView({service: counted.get(service, 0.0) for service in known}, ended)
 
 
 def gateway_counts(views: Sequence[GatewayView | None], service: str) -> bool:
@@ -78,7 +88,8 @@ def of_gateway(views: Sequence[GatewayView | None], service: str) -> Demand | No
     if not answered:
         return None
     total = sum(view.in_flight.get(service, 0.0) for view in answered)
-    return Demand(total, total if len(answered) == len(views) else math.inf)
+    ended = sum(view.ended.get(service, 0.0) for view in answered)
+    return Demand(total, total if len(answered) == len(views) else math.inf, ended)
 
 
 def of_pods(loads: Sequence[float | None], target: int) -> Demand | None:

@@ -32,6 +32,8 @@ class Gateways:
     def __init__(self, api: KubeApi, settings: OperatorSettings, probe: PodProbe) -> None:
         self._api, self._settings, self._probe = api, settings, probe
         self._refused = ""
+        self._pods: list[dict[str, Any]] = []
+        """As the API server listed them last."""
 
     async def views(self) -> list[GatewayView | None]:
         """One a replica, None for one that is silent. Empty: there is no gateway, or none that may be seen.
@@ -39,18 +41,23 @@ class Gateways:
         namespace = self._settings.gateway_namespace or self._settings.own_namespace
         selector = ",".join(f"{key}={value}" for key, value in self._settings.gateway_labels.items())
         try:
-            pods, _ = await self._api.list(POD, namespace, selector)
+            self._pods, _ = await self._api.list(POD, namespace, selector)
         except ApiError as error:
             if not error.is_permanent:
                 return [None]
             if str(error) != self._refused:
                 self._refused = str(error)
                 log.warning("the gateway's pods may not be listed, engine pods are asked instead: %s", error)
+            self._pods = []
             return []
         except (aiohttp.ClientError, TimeoutError):
             return [None]
-        leaving = [pod for pod in pods if pod["metadata"].get("deletionTimestamp")]
-        serving = [pod for pod in pods if is_ready(pod) and pod not in leaving]
+        return await self.views_of_known()
+
+    async def views_of_known(self) -> list[GatewayView | None]:
+        """The same from the replicas that `views` has found last, without a request to the API server."""
+        leaving = [pod for pod in self._pods if pod["metadata"].get("deletionTimestamp")]
+        serving = [pod for pod in self._pods if is_ready(pod) and pod not in leaving]
         views = await asyncio.gather(*map(self._view, [*serving, *leaving]))
         return [*views[: len(serving)], *(view for view in views[len(serving) :] if view is not None)]
 

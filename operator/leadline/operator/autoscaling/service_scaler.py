@@ -2,7 +2,13 @@
 
 Reads the requests in flight from the gateway's replicas, or from the pods where no gateway knows the service
 (`demand.py`), and writes `/scale`. Pauses for a service while a HorizontalPodAutoscaler targets it or its
-Deployment.
+Deployment, and while its replicas are 0 and it does not sleep.
+
+    replicas n ── no request for idleSeconds, min 0 ──▶ asleep: annotation, replicas 0
+             ◀── a gateway holds a request ────────────
+             ── kubectl scale --replicas=0 ───────────▶ off: stays until it is scaled up
+
+Between two looks at all services the gateways are asked about those that sleep, every half second.
 """
 
 from __future__ import annotations
@@ -27,16 +33,17 @@ from leadline.operator.autoscaling.demand import (
 )
 from leadline.operator.autoscaling.gateways import Gateways
 from leadline.operator.autoscaling.hpas import Hpas
+from leadline.operator.autoscaling.idleness import Idleness
 from leadline.operator.kube.api import ApiError, KubeApi
 from leadline.operator.kube.kinds import SERVICE
 from leadline.operator.kube.namespaces import TerminatingNamespaces
 from leadline.operator.kube.store import Key, Store
 from leadline.operator.names import child_name
 from leadline.operator.planning.diagnosis import is_ready
-from leadline.operator.planning.observed import ScalingReport, Target, active_pods, was_autoscaled
+from leadline.operator.planning.observed import ScalingReport, Target, active_pods, is_asleep, was_autoscaled
 from leadline.operator.probes.pod_probe import PodProbe
 from leadline.operator.settings import OperatorSettings
-from leadline.protocol.isvc import GROUP, KIND
+from leadline.protocol.isvc import ASLEEP_ANNOTATION, GROUP, KIND
 from leadline.protocol.isvc_types import Autoscaling, InferenceServiceSpec
 
 __all__ = ["ServiceScaler"]
@@ -44,6 +51,11 @@ __all__ = ["ServiceScaler"]
 log = logging.getLogger(__name__)
 
 
+_WAKE_SECONDS = 0.5
+"""Between two questions whether a sleeping service is wanted."""
+_MOST_SHARE = 0.05
+"""Of the time of a gateway that these questions may take."""
+_OFF = "replicas was set to 0, so the service is off: `kubectl scale --replicas=1` starts it"
 _STEPS_ASIDE = (
     "a HorizontalPodAutoscaler targets the service or its Deployment (`kubectl get hpa`): autoscaling "
     "resumes when it is gone"
@@ -53,6 +65,8 @@ _STEPS_ASIDE = (
 def _decision(before: int, after: int, demand: Demand | None, limits: Autoscaling) -> str:
     """A decision of the autoscaler in a line."""
     scaled = f"{before} to {after} replicas"
+    if after == 0:
+        return f"{scaled}: no request for {limits.idle_seconds} s"
     if demand is None:
         return f"{scaled}: within min {limits.min} and max {limits.max}"
     if demand.low == demand.high:
@@ -81,6 +95,7 @@ class ServiceScaler:
         self._api, self._store, self._settings, self._probe = api, store, settings, probe
         self._gateways, self._hpas = Gateways(api, settings, probe), Hpas(api)
         self._scalers: dict[Key, Scaler] = {}
+        self._idleness: dict[Key, Idleness] = {}
 
     def report(self, key: Key) -> ScalingReport | None:
         """The latest report on the scaling of a service; None before the first look at it."""
@@ -89,29 +104,57 @@ class ServiceScaler:
     async def run(self) -> None:
         while True:
             await self.look()
-            await asyncio.sleep(self._settings.autoscale_seconds)
+            until = time.monotonic() + self._settings.autoscale_seconds
+            pause = _WAKE_SECONDS
+            while (left := until - time.monotonic()) > 0:
+                if not self._sleeping():
+                    await asyncio.sleep(left)
+                    break
+                await asyncio.sleep(min(left, pause))
+                began = time.monotonic()
+                await self.wake()
+                pause = max(_WAKE_SECONDS, (time.monotonic() - began) / _MOST_SHARE)
+
+    async def wake(self) -> None:
+        """Start pods of those sleeping services for which a gateway holds a request."""
+        sleeping = self._sleeping()
+        views = await self._gateways.views_of_known()
+        await asyncio.gather(*(self._look(key, *found, views) for key, found in sleeping.items()))
+
+    def _sleeping(self) -> dict[Key, tuple[Autoscaling, int]]:
+        """The services that the last `look` found to be ours to scale, and that sleep."""
+        return {
+            key: found
+            for key in self._scalers
+            if is_asleep(self._store.service(key)) and (found := self._scaled(key)) is not None
+        }
 
     async def look(self) -> None:
         """One round over all services that are ours to scale."""
         scaled = {key: found for key in self._store.services() if (found := self._scaled(key))}
         if scaled:
             autoscaled = await self._hpas.targets(self._settings.namespaces or ("",))
+            off = {key for key, (_, replicas) in scaled.items() if replicas == 0 and not self._is_asleep(key)}
             elsewhere = {key for key in scaled if self._is_elsewhere(key, autoscaled)}
             self._reports = {key: one for key, one in self._reports.items() if key in scaled}
             for key in scaled:
                 if autoscaled is not None or key not in self._reports:
-                    self._note(key, key not in elsewhere)
-            scaled = {key: found for key, found in scaled.items() if key not in elsewhere}
+                    self._note(key, _STEPS_ASIDE if key in elsewhere else _OFF if key in off else "")
+            scaled = {key: found for key, found in scaled.items() if key not in elsewhere | off}
         self._scalers = {key: self._scalers.get(key, Scaler()) for key in scaled}
+        self._idleness = {key: self._idleness.get(key, Idleness()) for key in scaled}
         views = await self._gateways.views() if scaled else []
         await asyncio.gather(*(self._look(key, *found, views) for key, found in scaled.items()))
 
-    def _note(self, key: Key, active: bool) -> None:
-        """Keep whether the service is ours to scale, with the last decision where it was."""
+    def _note(self, key: Key, pauses: str) -> None:
+        """Keep why the service is not ours to scale; empty: it is, and its last decision stays."""
         before = self._reports.get(key)
-        if before is None or before.active != active:
-            self._reports[key] = ScalingReport(active, "" if active else _STEPS_ASIDE)
+        if before is None or before.active != (not pauses) or (pauses and before.message != pauses):
+            self._reports[key] = ScalingReport(not pauses, pauses)
             self._changed(key)
+
+    def _is_asleep(self, key: Key) -> bool:
+        return is_asleep(self._store.service(key))
 
     def _scaled(self, key: Key) -> tuple[Autoscaling, int] | None:
         """Limits and present replicas of a service with `autoscaling` that this operator looks at. None while
@@ -142,18 +185,28 @@ class ServiceScaler:
         self, key: Key, limits: Autoscaling, replicas: int, views: list[GatewayView | None]
     ) -> None:
         name = "/".join(key)
-        if gateway_counts(views, name):
+        now = time.monotonic()
+        has_gateway = gateway_counts(views, name)
+        if has_gateway:
             demand = of_gateway(views, name)
         else:
             demand = of_pods(await self._loads(key), limits.target_concurrency)
+        if replicas:
+            await self._forget_sleep(key)
+        serves = replicas > 0 and any(map(is_ready, active_pods(self._store.pods(key))))
+        idle = self._idleness[key].seconds(demand if serves and has_gateway else None, now)
+        if replicas == 0 and limits.min == 0 and not (demand is not None and demand.low > 0):
+            return  # it sleeps on
         decided = self._scalers[key].decide(
             demand,
             target=limits.target_concurrency,
-            minimum=limits.min,
+            minimum=max(1, limits.min),
             maximum=limits.max,
             current=replicas,
-            now=time.monotonic(),
+            now=now,
         )
+        if limits.min == 0 and replicas and idle >= limits.idle_seconds:
+            decided = 0
         if decided == replicas:
             return
         log.info("%s: %d → %d replicas; in flight: %s", name, replicas, decided, demand)
@@ -161,11 +214,32 @@ class ServiceScaler:
         # Before the request: the watch brings the new number as soon as the server has it.
         self._reports[key] = ScalingReport(True, _decision(replicas, decided, demand, limits))
         try:
-            await self._api.scale(SERVICE, *key, decided)
+            await self._write(key, decided)
             self._changed(key)
         except (ApiError, aiohttp.ClientError, TimeoutError) as error:
             self._reports[key] = before or ScalingReport(True)
             log.warning("%s/%s: cannot be scaled: %s", *key, str(error) or type(error).__name__)
+
+    async def _write(self, key: Key, decided: int) -> None:
+        """Write the number of replicas. The mark of a service that sleeps goes first, so that it never seems
+        to be off."""
+        service = self._store.service(key)
+        if not decided and service is not None:
+            await self._api.annotate(SERVICE, service["metadata"], {ASLEEP_ANNOTATION: "true"})
+        await self._api.scale(SERVICE, *key, decided)
+        self._idleness[key] = Idleness()
+        if decided:
+            await self._forget_sleep(key)
+
+    async def _forget_sleep(self, key: Key) -> None:
+        """Remove the mark of a service that sleeps: replicas 0 mean from now on that it is off."""
+        metadata = (self._store.service(key) or {"metadata": {}})["metadata"]
+        if ASLEEP_ANNOTATION not in (metadata.get("annotations") or {}):
+            return
+        try:
+            await self._api.annotate(SERVICE, metadata, {ASLEEP_ANNOTATION: None})
+        except (ApiError, aiohttp.ClientError, TimeoutError) as error:
+            log.info("%s/%s: still marked as asleep: %s", *key, str(error) or type(error).__name__)
 
     async def _loads(self, key: Key) -> list[float | None]:
         """Requests that each ready pod holds; None for one that does not say."""

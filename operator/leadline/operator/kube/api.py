@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -189,8 +189,8 @@ class KubeApi:
         None removes a field, which an apply cannot do with a field of another manager."""
         await self._merge(kind, metadata, {"metadata": {"uid": metadata["uid"]}, "spec": fields})
 
-    async def annotate(self, kind: Kind, metadata: Object, annotations: dict[str, str]) -> None:
-        """Set annotations of exactly the object with this metadata."""
+    async def annotate(self, kind: Kind, metadata: Object, annotations: Mapping[str, str | None]) -> None:
+        """Set annotations of exactly the object with this metadata. None removes one."""
         await self._merge(kind, metadata, {"metadata": {"uid": metadata["uid"], "annotations": annotations}})
 
     async def create(self, wanted: Object, kind: Kind) -> Object:

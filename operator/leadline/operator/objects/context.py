@@ -61,13 +61,15 @@ class ServiceContext:
 
     @property
     def replicas(self) -> int:
-        """Wanted pods. With `autoscaling`, spec.replicas is the autoscaler's last word, within its limits.
-        Where the spec does not say, what runs stays; a new service gets 1."""
-        replicas = self.spec.replicas
+        """Wanted pods. With `autoscaling`, spec.replicas is the autoscaler's last word, within its limits; 0
+        says that the service sleeps or is off. Where the spec does not say, what runs stays; a new service
+        gets 1."""
+        replicas, scaling = self.spec.replicas, self.spec.autoscaling
+        if replicas == 0:
+            return 0
         if replicas is None:
             replicas = 1 if self.running is None else self.running
-        scaling = self.spec.autoscaling
-        return replicas if scaling is None else min(max(replicas, scaling.min), scaling.max)
+        return replicas if scaling is None else min(max(replicas, scaling.min, 1), scaling.max)
 
     @property
     def shares_cache_on_one_node(self) -> bool:

@@ -27,7 +27,7 @@ from leadline.operator.planning.diagnosis import (
     template_of,
     worst,
 )
-from leadline.operator.planning.observed import Observed, active_pods, owner_of
+from leadline.operator.planning.observed import Observed, active_pods, is_asleep, owner_of
 from leadline.protocol.isvc import ConditionType, Reason
 
 __all__ = [
@@ -43,7 +43,7 @@ __all__ = [
 
 _REPLICA_SET = re.compile(r'(?:new replica set|ReplicaSet) "([^"]+)"')
 """How the deployment controller names the newest ReplicaSet in the condition Progressing."""
-_OF_ANY_GENERATION = (Reason.APPLY_REFUSED, Reason.SCALED_TO_ZERO)
+_OF_ANY_GENERATION = (Reason.APPLY_REFUSED, Reason.SCALED_TO_ZERO, Reason.ASLEEP)
 """Reasons that come from the spec alone, not from pods."""
 _WITHOUT_A_PLACE = (Reason.UNSCHEDULABLE, Reason.POD_SETUP_FAILED)
 _ONE_NODE = (
@@ -74,6 +74,10 @@ def judge(context: ServiceContext, observed: Observed, wanted: int) -> Verdict:
     old = max(total - updated, 0)
 
     if wanted == 0:
+        scaling = context.spec.autoscaling
+        if scaling is not None and is_asleep(observed.service):
+            text = f"no request came for {scaling.idle_seconds} s; the next one starts a pod"
+            return Verdict(False, Reason.ASLEEP, text, ready > 0, bool(pods))
         text = f"replicas is 0; {len(pods)} pods are to go" if pods else "replicas is 0"
         return Verdict(False, Reason.SCALED_TO_ZERO, text, ready > 0, bool(pods))
     if _is_seen(deployment) and old == 0 and updated >= wanted and ready >= wanted:

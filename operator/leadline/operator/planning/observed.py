@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from leadline.operator.planning.served_names import Names
+from leadline.protocol.isvc import ASLEEP_ANNOTATION
 
 __all__ = [
     "Observed",
@@ -14,6 +15,7 @@ __all__ = [
     "StartReport",
     "Target",
     "active_pods",
+    "is_asleep",
     "owned_by_autoscaler",
     "owner_of",
     "was_autoscaled",
@@ -114,6 +116,14 @@ def active_pods(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ),
         key=lambda pod: str(pod["metadata"]["name"]),
     )
+
+
+def is_asleep(service: dict[str, Any] | None) -> bool:
+    """Whether an InferenceService has no replicas because it sleeps. One that was scaled to 0 by hand is off,
+    and requests do not wake it."""
+    if service is None or (service.get("spec") or {}).get("replicas") != 0:
+        return False
+    return ASLEEP_ANNOTATION in (service["metadata"].get("annotations") or {})
 
 
 def owned_by_autoscaler(item: dict[str, Any] | None, autoscaled: frozenset[Target] | None) -> bool:

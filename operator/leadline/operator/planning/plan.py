@@ -45,6 +45,7 @@ Object = dict[str, Any]
 _NORMAL = {
     Reason.READY,
     Reason.SCALED_TO_ZERO,
+    Reason.ASLEEP,
     Reason.CREATING_PODS,
     Reason.DOWNLOADING,
     Reason.LOADING_WEIGHTS,
