@@ -66,6 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="another name that requests may give the model; repeat it for more (environment: "
         "LEADLINE_ALIASES, with commas between)",
     )
+    group.add_argument(
+        "--tokenizer-info",
+        action="store_true",
+        help="serve GET /tokenizer_info, which shows special tokens and the chat template",
+    )
     group.add_argument("--access-log", action="store_true", help="log every HTTP request")
     group.add_argument(
         "--api-key-file",
@@ -153,6 +158,7 @@ def run(args: argparse.Namespace) -> int:
         access_log=args.access_log,
         api_keys=keys,
         aliases=aliases(args),
+        tokenizer_info=args.tokenizer_info,
         warmup_prompts=lines_of(args.warmup_file),
         redis_url=_option_or_environment(args, "redis_url"),
         redis_credentials=_option_or_environment(args, "redis_credentials"),

@@ -23,7 +23,7 @@ from leadline.gateway.background import Background
 from leadline.gateway.config import GatewayConfig
 from leadline.gateway.config_watch import ConfigFile, ConfigWatch
 from leadline.gateway.configured_services import build_table
-from leadline.gateway.errors import NoPods, shutting_down, unknown_model
+from leadline.gateway.errors import NoPods, no_tokenizer, shutting_down, unknown_model
 from leadline.gateway.keys import KeyRing
 from leadline.gateway.metrics import GatewayMetrics
 from leadline.gateway.metrics_port import scrape
@@ -36,6 +36,7 @@ from leadline.gateway.proxy.handler import ProxyHandler
 from leadline.gateway.proxy.settings import ProxySettings
 from leadline.gateway.proxy.tracing import start_tracing
 from leadline.gateway.stored_responses import ResponseStore, listed
+from leadline.gateway.tokens.service import TokenService
 from leadline.protocol.errors import RequestError, error_body
 from leadline.protocol.http.answers import answer_to
 from leadline.protocol.http.asgi import Receive, Scope, Send, serve_asgi
@@ -243,6 +244,22 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
             raise unknown_model(name)
         except RequestError as error:
             return _error(error)
+
+    if gateway.config.server.tokenizer_info:
+
+        @get("/tokenizer_info")
+        async def tokenizer_info(request: Request) -> Response:
+            """Of the model in the query, which may be missing where there is one service."""
+            try:
+                principal = await _principal_of(request, gateway)
+                model = request.query_params.get("model")
+                service = gateway.table.resolve(model)
+                KeyGate(gateway.keys).check_model(principal, model, service)
+                if not isinstance(service.tokens, TokenService):
+                    raise no_tokenizer(service.name)
+                return _json(encode_body(service.tokens.tokenizer.info()))
+            except RequestError as error:
+                return _error(error)
 
     if gateway.responses.enabled:
         _add_stored_responses(app, gateway)

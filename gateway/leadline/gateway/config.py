@@ -182,6 +182,8 @@ class ServerConfig(Strict):
     """How long streams may continue after SIGTERM."""
     access_log: bool = True
     """Write one JSON line per completion, without prompts, answers and keys."""
+    tokenizer_info: bool = False
+    """Serve `GET /tokenizer_info`, which shows a model's special tokens and its chat template."""
     otlp_endpoint: str = ""
     """OpenTelemetry collector for traces; empty: no traces."""
 

@@ -17,6 +17,7 @@ __all__ = [
     "QueueTimeout",
     "RateLimited",
     "UnknownModel",
+    "no_tokenizer",
     "shutting_down",
     "unknown_model",
 ]
@@ -109,6 +110,14 @@ def unknown_model(name: str) -> UnknownModel:
         f"the model {shown!r} does not exist here; GET /v1/models lists what does",
         param="model",
         code="model_not_found",
+    )
+
+
+def no_tokenizer(service: str) -> UnknownModel:
+    """For what takes the model's tokenizer, where the gateway has none."""
+    return UnknownModel(
+        f"the gateway has no tokenizer of {service}: /v1/models says why in prefix_matching.reason",
+        code="no_tokenizer",
     )
 
 

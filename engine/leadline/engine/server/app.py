@@ -54,6 +54,8 @@ _KEYED_ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/admin/profile", profile.profile),
 ]
 
+_TOKENIZER_INFO: tuple[str, str, Handler] = ("GET", "/tokenizer_info", service.tokenizer_info)
+
 _PATHS = [path for _, path, _ in (*_KEYED_ROUTES, *_OPEN_ROUTES) if "{" not in path]
 
 
@@ -65,7 +67,8 @@ def create_app(engine: AsyncEngine | None, settings: ServerSettings) -> FastAPI:
         state.phase, state.detail = Phase.SERVING, "ready"
     app.state.server = state
     app.openapi = document  # type: ignore[method-assign]
-    for routes, keyed in ((_OPEN_ROUTES, False), (_KEYED_ROUTES, bool(settings.api_keys))):
+    keyed_routes = [*_KEYED_ROUTES, _TOKENIZER_INFO] if settings.tokenizer_info else _KEYED_ROUTES
+    for routes, keyed in ((_OPEN_ROUTES, False), (keyed_routes, bool(settings.api_keys))):
         for method, path, handler in routes:
             app.add_api_route(
                 path,

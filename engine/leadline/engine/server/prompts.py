@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 
 from leadline.engine.async_engine import AsyncEngine
-from leadline.engine.errors import RequestError
 from leadline.protocol.text.prompts import (
     PromptInput,
     PromptRequest,
@@ -16,7 +14,7 @@ from leadline.protocol.text.prompts import (
     tokens_kept,
 )
 
-__all__ = ["check_token_ids", "encode", "prompts_of"]
+__all__ = ["encode", "prompts_of"]
 
 _INLINE_CHARACTERS = 16_384
 """Shorter texts tokenize in about a millisecond, less than the hop to a thread is worth."""
@@ -43,12 +41,3 @@ async def encode(prompt: PromptInput, engine: AsyncEngine) -> list[int]:
     if len(prompt.content) <= _INLINE_CHARACTERS:
         return prompt_token_ids(prompt, engine.tokenizer)
     return await asyncio.to_thread(prompt_token_ids, prompt, engine.tokenizer)
-
-
-def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
-    for token in token_ids:
-        if not 0 <= token < vocab_size:
-            raise RequestError(
-                f"{param} holds the token id {token}, but the vocabulary ends at {vocab_size - 1}",
-                param=param,
-            )

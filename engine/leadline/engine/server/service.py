@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from leadline.engine.async_engine import AsyncEngine
 from leadline.engine.server.http import ApiError, JSONBytes, read_body
-from leadline.engine.server.prompts import check_token_ids, encode, prompts_of
+from leadline.engine.server.prompts import encode, prompts_of
 from leadline.engine.server.state import Phase, ServerState
 from leadline.protocol.errors import ErrorObject
 from leadline.protocol.openai.service import (
@@ -30,6 +30,7 @@ from leadline.protocol.openai.service import (
     WarmupRequest,
     WarmupResponse,
 )
+from leadline.protocol.text.prompts import check_token_ids, token_strs
 
 __all__ = [
     "detokenize",
@@ -42,6 +43,7 @@ __all__ = [
     "reset_prefix_cache",
     "tokenize",
     "tokenizer",
+    "tokenizer_info",
     "version",
     "warmup",
 ]
@@ -113,7 +115,7 @@ async def tokenize(request: Request, state: ServerState) -> Response:
     tokens = await encode(prompt, engine)
     answer = TokenizeResponse(tokens=tokens, count=len(tokens), max_model_len=engine.max_model_len)
     if body.return_token_strs:
-        answer.token_strs = [engine.tokenizer.token_str(token_id) for token_id in tokens]
+        answer.token_strs = token_strs(tokens, engine.tokenizer)
     return JSONBytes(answer)
 
 
@@ -137,6 +139,10 @@ async def tokenizer(request: Request, state: ServerState) -> Response:
     if asked & {headers["ETag"], "*"}:
         return Response(status_code=304, headers=headers)
     return Response(engine.tokenizer_bundle, headers=headers, media_type="application/msgpack")
+
+
+async def tokenizer_info(_: Request, state: ServerState) -> Response:
+    return JSONBytes(state.admit().tokenizer.info())
 
 
 async def reset_prefix_cache(_: Request, state: ServerState) -> Response:

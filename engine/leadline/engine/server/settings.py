@@ -27,6 +27,8 @@ class ServerSettings(HttpSettings):
     """When not empty, /v1 and /admin need one of them as a bearer token."""
     aliases: tuple[str, ...] = ()
     """More names by which requests may call the model, beside its served name."""
+    tokenizer_info: bool = False
+    """Serve `GET /tokenizer_info`, which shows the chat template."""
     stall_seconds: float = 120.0
     """/ready turns 503 when the core's loop has not gone round for this long (one long CPU prefill step is
     normal)."""

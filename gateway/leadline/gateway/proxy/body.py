@@ -17,6 +17,7 @@ from msgspec import Meta
 from leadline.protocol.errors import RequestError
 from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest, InvalidBody, decode_body
 from leadline.protocol.openai.common import PriorityClass
+from leadline.protocol.openai.service import DetokenizeRequest, TokenizeRequest
 from leadline.protocol.text.prompts import PromptRequest
 
 __all__ = ["Incoming", "amended", "read_incoming"]
@@ -49,7 +50,9 @@ class Incoming(msgspec.Struct, kw_only=True):
     fields: Any
     """ChatCompletionRequest, CompletionRequest or Peek."""
     full: PromptRequest | None
-    """`fields`, where it has all that becomes prompt."""
+    """What becomes prompt, where all of it is known; of most requests, `fields`."""
+    request: Any = None
+    """The body as it was decoded, of a request that only the gateway or one pod answers."""
     session: str | None = None
     """What keeps requests on one pod with the policy `session`."""
     pinned: bool = False
@@ -90,11 +93,17 @@ class Incoming(msgspec.Struct, kw_only=True):
 
 
 def read_incoming(body: bytes, kind: type[Any]) -> Incoming:
-    """Read a request of the type `kind`, which is a PromptRequest or has a method `chat` that makes it one.
+    """Read a request of the type `kind`: a PromptRequest, a DetokenizeRequest, or one with a method `chat`
+    that makes it a chat.
 
     Raises RequestError 400 for what is no JSON object or has wrong types where the gateway must look."""
     try:
         request = decode_body(body, kind)
+        if isinstance(request, TokenizeRequest | DetokenizeRequest):
+            full = request if isinstance(request, TokenizeRequest) else None
+            return Incoming(
+                kind=kind, body=body, fields=Peek(model=request.model), full=full, request=request
+            )
         if isinstance(request, PromptRequest):
             return Incoming(
                 kind=kind, body=body, fields=request, full=request, session=getattr(request, "user", None)

@@ -6,29 +6,36 @@ A new API is a row in DIALECTS.
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from leadline.gateway.proxy.body import Incoming, read_incoming
 from leadline.gateway.proxy.events import DONE, event
+from leadline.gateway.proxy.local_answers import counted, detokenized, tokenized
 from leadline.gateway.proxy.migration import MovableStream
 from leadline.gateway.proxy.movable_events import MovableEvents
-from leadline.protocol.anthropic.answers import MessageTokensCount, MessageUsage
+from leadline.gateway.proxy.routing import RoutedPrompt
+from leadline.gateway.services import Service
+from leadline.protocol.anthropic.answers import MessageUsage
 from leadline.protocol.anthropic.errors import ErrorEvent
 from leadline.protocol.anthropic.request import CountTokensRequest, MessagesRequest
 from leadline.protocol.errors import RequestError, encode_error
 from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest, encode_body
 from leadline.protocol.openai.common import PromptTokensDetails, Usage
+from leadline.protocol.openai.service import DetokenizeRequest, TokenizeRequest
 from leadline.protocol.responses import ResponsesRequest, in_words_of_responses
 from leadline.protocol.responses.objects import ResponseErrorEvent
 
 __all__ = ["DIALECTS", "Dialect", "Movable", "answer_identity"]
 
 _USAGE = re.compile(rb'"usage":\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+
+
+LocalAnswer = Callable[[Service, Incoming, RoutedPrompt], Awaitable[bytes | None]]
 
 
 class Movable(Protocol):
@@ -81,7 +88,8 @@ class Dialect:
         failing: (message, type, code) of an error, and the number of events that the client has, to the event
             that ends a stream that cannot go on.
         identity: makes the fields that give an answer the same id and time on every pod.
-        counting: for requests that ask for the number of their prompt's tokens: that number to the answer.
+        local: for requests that the gateway can answer by itself: its answer, None where a pod must give it.
+            Such requests take no tokens.
         stored: for APIs that store answers: the last bytes of a stream to the answer, None where it did not
             come to its end.
         worded: a refusal to one that names the fields of the API.
@@ -95,7 +103,7 @@ class Dialect:
     usage_in: Callable[[bytes], Usage | None]
     failing: Callable[[str, str, str, int], bytes]
     identity: Callable[[], dict[str, object]] = dict
-    counting: Callable[[int], bytes] | None = None
+    local: LocalAnswer | None = None
     stored: Callable[[bytes], bytes | None] | None = None
     worded: Callable[[RequestError], RequestError] = lambda error: error
 
@@ -131,6 +139,16 @@ def _usage_in(tail: bytes) -> Usage | None:
 
 def _failing(message: str, type: str, code: str, events: int) -> bytes:
     return event(encode_error(message, type=type, code=code))
+
+
+def _without_output(operation: str, kind: type[Any], local: LocalAnswer) -> Dialect:
+    """The dialect of an endpoint that generates nothing and streams nothing."""
+    return replace(
+        _chunks(operation, CompletionRequest),
+        read=partial(read_incoming, kind=kind),
+        usage_of=_no_usage,
+        local=local,
+    )
 
 
 def _chunks(operation: str, kind: type[ChatCompletionRequest] | type[CompletionRequest]) -> Dialect:
@@ -279,8 +297,10 @@ DIALECTS: dict[str, Dialect] = {
         operation="count_tokens",
         read=partial(read_incoming, kind=CountTokensRequest),
         usage_of=_no_usage,
-        counting=lambda tokens: encode_body(MessageTokensCount(input_tokens=tokens)),
+        local=counted,
     ),
     "/v1/responses": RESPONSES,
+    "/tokenize": _without_output("tokenize", TokenizeRequest, tokenized),
+    "/detokenize": _without_output("detokenize", DetokenizeRequest, detokenized),
 }
 """Path → its API."""

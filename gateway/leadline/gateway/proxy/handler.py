@@ -151,14 +151,17 @@ class ProxyHandler:
         if self._tracing is not None:
             self._tracing.start(call)
         estimate = expected_tokens(service, incoming, prompt)
-        books.estimated = estimate if dialect.counting is None else 0  # a count is a request without tokens
+        books.estimated = estimate if dialect.local is None else 0
         if gate.limits(principal):
             limits = await gate.take(principal, books.estimated)
             books.extra_headers += [(name.lower().encode(), value.encode()) for name, value in limits.items()]
         books.taken = True
-        if dialect.counting is not None and prompt.exact:
-            call.status, counted = 200, dialect.counting(prompt.tokens)
-            exchange.answer(200, [(b"content-type", b"application/json"), *books.extra_headers], counted)
+        if (
+            dialect.local is not None
+            and (answer := await dialect.local(service, incoming, prompt)) is not None
+        ):
+            call.status = 200
+            exchange.answer(200, [(b"content-type", b"application/json"), *books.extra_headers], answer)
             return
         patience = fields.queue_timeout
         ticket = self._admission.enter(service, asking, deadline, estimate, patience=patience)

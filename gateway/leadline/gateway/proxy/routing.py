@@ -1,6 +1,7 @@
 """From a request to a pod: its prompt's chain, what each pod holds of it, and the policy's choice."""
 
 import time
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -19,6 +20,7 @@ from leadline.gateway.proxy.namespaces import (
 from leadline.gateway.services import Service
 from leadline.gateway.tokens.approximate import BYTES_PER_TOKEN, ApproximateTokens
 from leadline.protocol.chain import ChainNamespace
+from leadline.protocol.openai.service import TokenizeRequest
 
 __all__ = ["RoutedPrompt", "choose", "expected_tokens", "known_prompt", "read_prompt"]
 
@@ -36,6 +38,8 @@ class RoutedPrompt(msgspec.Struct):
     """Of all prompts together; an estimate unless `exact`."""
     exact: bool
     """The chain is the engine's own."""
+    ids: "array[int] | None" = None
+    """Of a request that asks for them."""
     names: Sequence[NamedPrompt] = ()
     """The chain in each namespace that pods have; empty where they have one."""
 
@@ -96,6 +100,8 @@ async def read_prompt(service: Service, incoming: Incoming) -> RoutedPrompt:
     first = prompts[0]
     total = first.num_tokens if len(prompts) == 1 else sum(prompt.num_tokens for prompt in prompts)
     found = RoutedPrompt(first.chain, total, first.ids is not None)
+    if isinstance(incoming.full, TokenizeRequest):
+        found.ids = first.ids
     if len(reports) > 1 and not isinstance(tokens, ApproximateTokens):
         found.names = name_prompt(tokens, first, reports, _salt(incoming))
     return found

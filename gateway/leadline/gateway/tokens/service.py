@@ -26,6 +26,7 @@ from leadline.protocol.text.prompts import (
     PromptRequest,
     prompt_inputs,
     prompt_token_ids,
+    token_strs,
     tokens_kept,
 )
 from leadline.protocol.text.tokenizer import Tokenizer
@@ -34,6 +35,7 @@ __all__ = ["ChainIdentity", "PromptTokens", "TokenService"]
 
 _INLINE_CUT = 1 << 18
 _INLINE_MESSAGES = 64
+_INLINE_IDS = 4096
 _IDS_PER_SEGMENT = 1024
 
 
@@ -157,6 +159,18 @@ class TokenService:
             segments = [known[key] if isinstance(key, str) else self._encoder.of_ids(key) for key in some]
             result.append(self._joined(segments, namespace))
         return result
+
+    async def entries(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's entry of each token, as `/tokenize` shows them."""
+        if len(ids) <= _INLINE_IDS:
+            return token_strs(ids, self.tokenizer)
+        return await self._encoder.in_thread(token_strs, ids, self.tokenizer)
+
+    async def text(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        if len(ids) <= _INLINE_IDS:
+            return self.tokenizer.decode(ids)
+        return await self._encoder.in_thread(self.tokenizer.decode, ids)
 
     def chain(self, prompt: PromptTokens, identity: ChainIdentity, *, cache_salt: str = "") -> list[int]:
         """The chain of a prompt in another namespace (another revision, another block size)."""

@@ -27,8 +27,7 @@ _NOT_SERVED = {
     "/v1/vector_stores": "nothing is stored here",
     "/api/generate": "use /v1/completions, OpenAI's form",
     "/api/chat": "use /v1/chat/completions, OpenAI's form",
-    "/tokenize": "an engine serves it, the gateway does not",
-    "/detokenize": "an engine serves it, the gateway does not",
+    "/tokenizer_info": "an engine serves it with --tokenizer-info, a gateway with server.tokenizer_info",
     "/generate": "use /v1/completions, OpenAI's form",
 }
 _LONGEST = 200

@@ -25,6 +25,7 @@ __all__ = [
     "StatusResponse",
     "TokenizeRequest",
     "TokenizeResponse",
+    "TokenizerInfoResponse",
     "VersionResponse",
     "WarmupRequest",
     "WarmupResponse",
@@ -112,8 +113,8 @@ class TokenizeResponse(msgspec.Struct, kw_only=True):
     tokens: list[int]
     count: int
     max_model_len: int
-    token_strs: list[str] | UnsetType = UNSET
-    """With `return_token_strs`; what is no whole character is U+FFFD."""
+    token_strs: list[str] | None = None
+    """With `return_token_strs`: the entries of the vocabulary, such as `Ġthe`."""
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -125,6 +126,25 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 class DetokenizeResponse(msgspec.Struct, kw_only=True):
     prompt: str
+
+
+class TokenizerInfoResponse(msgspec.Struct, kw_only=True):
+    """Answer of `GET /tokenizer_info`."""
+
+    tokenizer_class: str = "PreTrainedTokenizerFast"
+    """A class of transformers that reads the model's tokenizer.json."""
+    bos_token: str | None = None
+    eos_token: str | None = None
+    unk_token: str | None = None
+    sep_token: str | None = None
+    pad_token: str | None = None
+    cls_token: str | None = None
+    mask_token: str | None = None
+    additional_special_tokens: list[str] = []
+    added_tokens_decoder: dict[int, str] = {}
+    """Id → text of each token that is not in the base vocabulary."""
+    vocab_size: int
+    chat_template: str | None = None
 
 
 class VersionResponse(msgspec.Struct, kw_only=True):

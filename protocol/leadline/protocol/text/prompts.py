@@ -17,13 +17,23 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from leadline.protocol.errors import RequestError
 from leadline.protocol.openai.chat import ChatCompletionRequest, ChatMessage, CustomTool, Tool
 from leadline.protocol.openai.completion import CompletionRequest
 from leadline.protocol.openai.service import TokenizeRequest
 from leadline.protocol.text.chat import ChatRenderer
 from leadline.protocol.text.tokenizer import Tokenizer
 
-__all__ = ["PromptInput", "PromptRequest", "prompt_inputs", "prompt_token_ids", "tokens_kept", "tools_shown"]
+__all__ = [
+    "PromptInput",
+    "PromptRequest",
+    "check_token_ids",
+    "prompt_inputs",
+    "prompt_token_ids",
+    "token_strs",
+    "tokens_kept",
+    "tools_shown",
+]
 
 PromptRequest = ChatCompletionRequest | CompletionRequest | TokenizeRequest
 
@@ -63,6 +73,20 @@ def prompt_token_ids(prompt: PromptInput, tokenizer: Tokenizer) -> list[int]:
     content = prompt.content
     ids = tokenizer.encode(content, prompt.add_special_tokens) if isinstance(content, str) else content
     return [*ids, *prompt.resume_token_ids] if prompt.resume_token_ids else ids
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raise RequestError for ids beyond the vocabulary."""
+    if token_ids and max(token_ids) >= vocab_size:
+        raise RequestError(
+            f"{param} holds the token id {max(token_ids)}, but the vocabulary ends at {vocab_size - 1}",
+            param=param,
+        )
+
+
+def token_strs(token_ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
+    """Return the vocabulary's entry of each token; "" where it has none."""
+    return [tokenizer.entry(token_id) for token_id in token_ids]
 
 
 def tokens_kept(request: PromptRequest, max_model_len: int) -> int | None:

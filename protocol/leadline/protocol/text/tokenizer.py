@@ -22,6 +22,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from leadline.protocol.errors import ModelNotFound, RequestError, UnsupportedModel
+from leadline.protocol.openai.service import TokenizerInfoResponse
 from leadline.protocol.text.pieces import JoinKind, PieceTable
 
 __all__ = ["NAMED_SPECIALS", "Tokenizer"]
@@ -150,6 +151,25 @@ class Tokenizer:
     def token_str(self, token_id: int) -> str:
         """`token_bytes` as text, for display: a token that is part of a character shows U+FFFD."""
         return self.pieces.bytes_of(token_id).decode("utf-8", self.pieces.errors)
+
+    def entry(self, token_id: int) -> str:
+        """The token's entry in the vocabulary, such as `Ġthe`; empty beyond the vocabulary."""
+        return self._backend.id_to_token(token_id) or ""
+
+    def info(self) -> TokenizerInfoResponse:
+        """Return what clients need that build prompts or count tokens themselves; the same from a tokenizer
+        and from one made of its bundle."""
+        added = sorted(self._backend.get_added_tokens_decoder().items())
+        named = {name: text for name, text in self.special_tokens.items() if name in NAMED_SPECIALS}
+        return TokenizerInfoResponse(
+            **named,
+            additional_special_tokens=[
+                token.content for _, token in added if token.special and token.content not in named.values()
+            ],
+            added_tokens_decoder={token_id: token.content for token_id, token in added},
+            vocab_size=self.vocab_size,
+            chat_template=self.chat_template,
+        )
 
     def token_id(self, token: str) -> int | None:
         """The id of a token given by its vocabulary entry, or None."""
