@@ -36,9 +36,9 @@ def test_every_field_is_served_refused_or_ignored_as_the_page_says() -> None:
     of_openai, rest = FIELDS.split("Beyond OpenAI's;")
     beyond, rest = rest.split("\nRefused with 400")
     refused, ignored = rest.split("\nIgnored, ")
-    refused_fields = {*ChatCompletionRequest.not_supported, "suffix"}
+    refused_fields = {*ChatCompletionRequest.not_supported}
     assert in_backticks(refused) == refused_fields
-    refused_fields -= {*CompletionRequest.__struct_fields__} - {*CompletionRequest.not_supported, "suffix"}
+    refused_fields -= {*CompletionRequest.__struct_fields__} - {*CompletionRequest.not_supported}
     assert in_backticks(ignored) == OPENAIS - OURS
     assert first_column(of_openai) == OPENAIS & OURS - refused_fields
     assert first_column(beyond) == OURS - OPENAIS - refused_fields

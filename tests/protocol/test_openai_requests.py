@@ -87,10 +87,8 @@ def test_what_would_change_the_answer_and_is_not_supported_is_refused_with_what_
     ("field", "value"),
     [
         ("use_beam_search", True),
-        ("echo", True),
         ("add_special_tokens", True),
         ("best_of", 3),
-        ("prompt_logprobs", 0),
         ("modalities", ["text", "audio"]),
         ("web_search_options", {}),
     ],
@@ -105,7 +103,7 @@ def test_a_chat_that_asks_for_what_chats_do_not_have_is_refused(field, value):
 def test_fields_of_other_servers_may_have_the_value_that_changes_nothing():
     """Clients that list all parameters they know send these."""
     both = {"use_beam_search": False, "bad_words": [], "logits_processors": [], "top_k": -1}
-    of_chats = {"echo": False, "best_of": 1, "add_special_tokens": False, "documents": []}
+    of_chats = {"best_of": 1, "add_special_tokens": False, "documents": []}
     assert chat(**both, **of_chats, modalities=["text"]).messages == chat().messages
     assert completion(**both, echo=True, best_of=3, prompt_logprobs=0, add_special_tokens=True).echo
 
@@ -176,7 +174,7 @@ def test_any_other_prompt_is_an_error_at_prompt(prompt):
         ({"max_tokens": 1e300}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),
-        ({"top_logprobs": -1}, "top_logprobs"),
+        ({"top_logprobs": -2}, "top_logprobs"),
         ({"seed": 2**63}, "seed"),
         ({"stop": [1]}, "stop[0]"),
         ({"stop": [""]}, "stop[0]"),

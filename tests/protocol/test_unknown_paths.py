@@ -22,7 +22,7 @@ SERVED = ["/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/
         ("/v1/audio/speech", "text only"),
         ("/v1/responses/resp_1", "responses.store_seconds"),
         ("/api/chat", "use /v1/chat/completions"),
-        ("/tokenize", "an engine serves it"),
+        ("/tokenizer_info", "--tokenizer-info"),
     ],
 )
 def test_an_unknown_path_says_what_it_could_be(path, words):

@@ -71,6 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="serve GET /tokenizer_info, which shows special tokens and the chat template",
     )
+    group.add_argument(
+        "--cors-origins",
+        metavar="ORIGIN,...",
+        default="",
+        help="origins whose pages may call this server from a browser, such as https://app.example; * for "
+        "any (default: none)",
+    )
     group.add_argument("--access-log", action="store_true", help="log every HTTP request")
     group.add_argument(
         "--api-key-file",
@@ -130,6 +137,7 @@ def run(args: argparse.Namespace) -> int:
     config = engine_config(args.model, args)
     from leadline.engine.errors import ConfigError
     from leadline.engine.server import ServerSettings, serve
+    from leadline.protocol.http.cors import invalid_origin
 
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"port must lie between 0 and 65535, not {args.port}")
@@ -142,6 +150,9 @@ def run(args: argparse.Namespace) -> int:
     for name in ("keep_alive", "request_timeout", "write_timeout"):
         if not 0 < getattr(args, name) < math.inf:
             raise ConfigError(f"{name} must be a number of seconds above 0, not {getattr(args, name):g}")
+    origins = tuple(origin.strip() for origin in args.cors_origins.split(",") if origin.strip())
+    if (wrong := invalid_origin(origins)) is not None:
+        raise ConfigError(f"cors_origins: {wrong!r} is no origin; write scheme://host[:port], or *")
     keys = lines_of(args.api_key_file)
     if args.api_key_file is not None and not keys:
         raise ConfigError(f"api_key_file {str(args.api_key_file)!r} holds no key; write one a line")
@@ -159,6 +170,7 @@ def run(args: argparse.Namespace) -> int:
         api_keys=keys,
         aliases=aliases(args),
         tokenizer_info=args.tokenizer_info,
+        cors_origins=origins,
         warmup_prompts=lines_of(args.warmup_file),
         redis_url=_option_or_environment(args, "redis_url"),
         redis_credentials=_option_or_environment(args, "redis_credentials"),

@@ -63,6 +63,7 @@ def proxy_settings(config: GatewayConfig, **changes: Any) -> ProxySettings:
         "request_timeout": server.request_timeout_seconds,
         "write_timeout": server.write_timeout_seconds,
         "keep_alive": server.keep_alive_seconds,
+        "cors_origins": tuple(server.cors_origins),
         "connect_timeout": upstream.connect_timeout_seconds,
         "first_byte_timeout": upstream.first_byte_timeout_seconds,
         "answer_timeout": upstream.answer_timeout_seconds,

@@ -25,6 +25,7 @@ from msgspec import Meta
 
 from leadline.gateway.documents import Strict
 from leadline.gateway.errors import ConfigError
+from leadline.protocol.http.cors import invalid_origin
 from leadline.protocol.keys import ServiceKeys
 
 __all__ = [
@@ -182,6 +183,9 @@ class ServerConfig(Strict):
     """How long streams may continue after SIGTERM."""
     access_log: bool = True
     """Write one JSON line per completion, without prompts, answers and keys."""
+    cors_origins: list[NonEmpty] = []
+    """Origins whose pages may call the gateway from a browser, such as `https://app.example`; `*`: any;
+    empty: none."""
     tokenizer_info: bool = False
     """Serve `GET /tokenizer_info`, which shows a model's special tokens and its chat template."""
     otlp_endpoint: str = ""
@@ -253,6 +257,10 @@ class GatewayConfig(Strict):
             raise ConfigError("redis_url: must begin with redis://, rediss:// or unix://")
         if self.responses.store_seconds and not self.redis_url:
             raise ConfigError("responses.store_seconds: needs redis_url, where responses are stored")
+        if (wrong := invalid_origin(self.server.cors_origins)) is not None:
+            raise ConfigError(
+                f"server.cors_origins: {wrong!r} is no origin; write scheme://host[:port], or *"
+            )
         if self.server.metrics_port and self.server.metrics_port == self.server.port:
             raise ConfigError("server.metrics_port: must differ from server.port; leave it out for one port")
         if not self.services and self.discovery.kind == "static":

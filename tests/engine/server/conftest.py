@@ -22,7 +22,7 @@ def server() -> Iterator[LiveServer]:
 @pytest.fixture(scope="session")
 def small_server(small_model: Path) -> Iterator[LiveServer]:
     """The same of the small model, for what does not depend on the answers' text."""
-    with serving(small_model, "--max-n=8", "--served-name=smollm2") as live:
+    with serving(small_model, "--max-n=8", "--served-name=smollm2", "--tokenizer-info") as live:
         yield live
 
 

@@ -147,3 +147,11 @@ def test_metrics_parse_and_follow_the_naming_rules(server: LiveServer) -> None:
         assert all(set(s.labels) <= {"endpoint", "outcome", "priority_class", "le"} for s in family.samples)
     for name in ("kv_blocks", "steps_total", "decode_step_seconds", "prefill_tokens_per_second"):
         assert server.metric(name) > 0, name
+
+
+def test_the_tokenizer_describes_itself_behind_a_switch(small_server: LiveServer, server: LiveServer) -> None:
+    with small_server.http as http, server.http as without:
+        shown = http.get("/tokenizer_info").json()
+        assert without.get("/tokenizer_info").status_code == 404
+    assert (shown["bos_token"], shown["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+    assert "{%" in shown["chat_template"]

@@ -93,7 +93,7 @@ class TokenizingPod:
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         body = msgspec.json.decode(await request.read(), type=TokenizeRequest)
         try:
-            (prompt,) = prompt_inputs(body, self._renderer)
+            (prompt,) = prompt_inputs(body, self._renderer, self._tokenizer)
             ids = prompt_token_ids(prompt, self._tokenizer)
         except RequestError:
             return web.Response(status=400)

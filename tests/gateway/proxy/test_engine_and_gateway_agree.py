@@ -146,7 +146,11 @@ FIELDS = [
         tool_choice={"type": "allowed_tools", "allowed_tools": {"tools": [function("g")]}},
     ),
     chat(400, chat_template_kwargs={"messages": []}),
-    chat(400, echo=True),
+    *(chat(200, echo=echo) for echo in (True, None)),
+    chat(400, echo="yes"),
+    chat(200, prompt_logprobs=2, return_token_ids=True),
+    *(chat(400, prompt_logprobs=count) for count in (-2, 99, -1, "2")),
+    chat(400, prompt_logprobs=1, stream=True),
     chat(400, stream="yes"),
 ]
 IMAGE = [{"role": "user", "content": [{"type": "image"}]}]

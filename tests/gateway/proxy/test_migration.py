@@ -53,6 +53,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "greedy chat with usage": {**CHAT, "temperature": 0, "stream_options": {"include_usage": True}},
     "chat with a stop string": {**CHAT, "temperature": 0, "stop": STRING},
     "sampled text": {**TEXT, "temperature": 0.9, "seed": 4},
+    "chat that repeats its last message, with token ids": {
+        **CHAT,
+        "messages": [*CHAT["messages"], {"role": "assistant", "content": "One,"}],
+        "continue_final_message": True,
+        "echo": True,
+        "return_token_ids": True,
+        "temperature": 0,
+    },
+    "text with token ids": {**TEXT, "temperature": 0, "return_token_ids": True},
     "echoed text": {**TEXT, "temperature": 0, "echo": True, "max_tokens": 8},
     "a prompt that is echoed alone": {**TEXT, "echo": True, "max_tokens": 0},
 }
@@ -140,6 +149,9 @@ def told(events: list[Any]) -> dict[str, Any]:
         "finish": finishes[0],
         "stop_reason": [choice["stop_reason"] for choice in choices if "stop_reason" in choice],
         "usage": usages,
+        "prompt_token_ids": [
+            part["prompt_token_ids"] for part in (*chunks, *choices) if "prompt_token_ids" in part
+        ],
         "token_ids": [token for choice in choices for token in choice.get("token_ids", [])],
         "logprobs": [
             *(entry["token"] for part in logprobs for entry in part.get("content") or []),
@@ -168,6 +180,7 @@ async def test_a_stream_that_is_cut_anywhere_reads_as_one_that_is_not(engine: En
     assert wanted["finish"] == ("stop" if stops else "length")
     if "return_token_ids" not in body:
         assert wanted["token_ids"] == []
+    assert len(wanted["prompt_token_ids"]) == ("return_token_ids" in body)
     last = len(undisturbed) + 1  # the engine sends more chunks when asked for token ids
     for cut in sorted({0, 1, 3, last // 2, last - 3, last - 2, last - 1}):
         async with cut_stream(engine, cut) as (rig, cutter):
@@ -265,7 +278,9 @@ async def test_only_streams_that_may_move_are_amended(engine: Engine) -> None:
         async with rig.client() as client:
             await client.post("/v1/chat/completions", json={**CHAT, "stream": False})
             await client.post("/v1/chat/completions", json=several)
-        assert cutter.bodies[0].keys() - CHAT.keys() == {"temperature", "return_token_ids", "seed"}
+        assert cutter.bodies[0].keys() - CHAT.keys() == {
+            *("temperature", "return_token_ids", "return_prompt_token_ids", "seed")
+        }
         assert cutter.bodies[1] == {**CHAT, "stream": False}
         assert cutter.bodies[2] == several
 

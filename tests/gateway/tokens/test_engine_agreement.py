@@ -49,7 +49,7 @@ async def test_the_blocks_an_engine_stores_are_those_the_gateway_expects():
             "cache_salt": salt,
         }
         request = decode_body(msgspec.json.encode(body), ChatCompletionRequest)
-        (prompt,) = prompt_inputs(request, service.renderer)
+        (prompt,) = prompt_inputs(request, service.renderer, service.tokenizer)
         core.add_request(
             CoreRequest(
                 request_id=f"r{salt}",

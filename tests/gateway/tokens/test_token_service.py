@@ -44,7 +44,8 @@ def chat(*contents: str, **fields) -> ChatCompletionRequest:
 
 
 def as_the_engine_does(service, request) -> list[list[int]]:
-    return [prompt_token_ids(p, service.tokenizer) for p in prompt_inputs(request, service.renderer)]
+    prompts = prompt_inputs(request, service.renderer, service.tokenizer)
+    return [prompt_token_ids(prompt, service.tokenizer) for prompt in prompts]
 
 
 async def check(service, request, identity=IDENTITY, salt=""):

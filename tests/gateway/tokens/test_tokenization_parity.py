@@ -30,7 +30,7 @@ def engine_with(tokenizer: Tokenizer, **templates: str) -> Handler:
     async def tokenize(request: web.Request) -> web.Response:
         body = decode_body(await request.read(), TokenizeRequest)
         try:
-            (prompt,) = prompt_inputs(body, renderer)
+            (prompt,) = prompt_inputs(body, renderer, tokenizer)
         except RequestError as error:
             return web.Response(status=400, body=encode_error(error.message))
         ids = prompt_token_ids(prompt, tokenizer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 import pytest
 
@@ -12,6 +14,7 @@ from leadline.protocol.openai.completion import CompletionRequest
 from leadline.protocol.openai.service import TokenizeRequest
 from leadline.protocol.text.chat import ChatRenderer
 from leadline.protocol.text.prompts import PromptInput, prompt_inputs, prompt_token_ids
+from leadline.protocol.text.tokenizer import Tokenizer
 
 TEMPLATE = (
     "{% for t in tools or [] %}({{ t.function.name }}){% endfor %}"
@@ -19,11 +22,13 @@ TEMPLATE = (
     "{% if mood is defined %}<{{ mood }}>{% endif %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 RENDERER = ChatRenderer({"default": TEMPLATE}, {})
+NO_TOKENIZER = cast(Tokenizer, None)
+"""Only a suffix takes one."""
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def of(kind: type, **fields: object) -> list[PromptInput]:
-    return prompt_inputs(decode_body(msgspec.json.encode(fields), kind), RENDERER)
+    return prompt_inputs(decode_body(msgspec.json.encode(fields), kind), RENDERER, NO_TOKENIZER)
 
 
 @pytest.mark.parametrize("kind", [ChatCompletionRequest, TokenizeRequest])

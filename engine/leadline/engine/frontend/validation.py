@@ -91,11 +91,15 @@ class RequestBuilder:
     def sampling_params(self, given: Mapping[str, Any]) -> SamplingParams:
         """SamplingParams from what a caller gave; None and absent keys take the model's recommended defaults.
 
-        `stop` may be one string; keys of `logit_bias` may be decimal strings, as in JSON. Raises RequestError
-        for unknown names and wrong types; ranges are checked by `build`.
+        `stop` may be one string; -1 log probabilities are those of the whole vocabulary; keys of `logit_bias`
+        may be decimal strings, as in JSON. Raises RequestError for unknown names and wrong types; ranges are
+        checked by `build`.
         """
         fields = dict(self._recommended)
         fields.update({name: value for name, value in given.items() if value is not None})
+        for name in ("logprobs", "prompt_logprobs"):
+            if fields.get(name) == -1:
+                fields[name] = self._vocab_size
         unknown = sorted(fields.keys() - set(SamplingParams.__struct_fields__))
         if unknown:
             raise RequestError(f"unknown sampling parameter {unknown[0]!r}", param=unknown[0])

@@ -20,9 +20,9 @@ from leadline.engine.frontend.reasoning import Field
 from leadline.engine.frontend.tool_formats import CallDelta
 from leadline.engine.messages import TokenLogprobs
 from leadline.engine.outputs import OutputDelta
-from leadline.engine.server.generation import ChunkStream, StreamUsage, answered
+from leadline.engine.server.generation import ChunkStream, StreamUsage, answered, matched_stop
 from leadline.engine.server.http import sse
-from leadline.engine.server.logprobs import chat_logprobs
+from leadline.engine.server.logprobs import chat_logprobs, prompt_logprobs
 from leadline.engine.server.metrics import RequestTimer
 from leadline.engine.server.outlet import EventTemplate, Outlet
 from leadline.engine.server.state import ServerState
@@ -36,6 +36,7 @@ from leadline.protocol.openai.answers import (
     ChatLogprobs,
     ChatResponseMessage,
     FunctionCallDelta,
+    PromptLogprob,
     ToolCallDelta,
 )
 from leadline.protocol.openai.chat import ChatCompletionRequest, FunctionCall, ToolCall
@@ -73,9 +74,12 @@ class _Answer(ChunkStream):
     async def whole(self, timer: RequestTimer) -> ChatCompletion:
         turn = self._turn
         collected = [_Collected() for _ in turn.choices]
+        scored: list[TokenLogprobs] | None = None
 
         def take(delta: OutputDelta) -> bool:
+            nonlocal scored
             piece = turn.read(delta, timer)
+            scored = scored or delta.prompt_logprobs
             if piece.is_written:
                 of_choice = collected[piece.index]
                 of_choice.texts.append(piece.parsed.content)
@@ -96,10 +100,13 @@ class _Answer(ChunkStream):
                 self._finished(index, choice, collected[index]) for index, choice in enumerate(turn.choices)
             ],
             usage=turn.usage.usage(),
+            prompt_token_ids=turn.prompt_token_ids if self._body.shows_prompt_ids else None,
+            prompt_logprobs=self._prompt_logprobs(scored),
         )
 
     async def events(self, timer: RequestTimer, outlet: Outlet) -> AsyncGenerator[bytes, None]:
         turn = self._turn
+        shows_prompt = self._body.shows_prompt_ids
         options = StreamUsage.of(self._body.stream_options)
         envelope = ChatCompletionChunk(
             id=turn.id,
@@ -131,7 +138,11 @@ class _Answer(ChunkStream):
                     envelope.usage = turn.usage.usage()
                 for part in self._chunks(piece):
                     envelope.choices = [part]
-                    yield sse(envelope)
+                    if shows_prompt:
+                        yield sse(replace(envelope, prompt_token_ids=turn.prompt_token_ids))
+                        shows_prompt = False
+                    else:
+                        yield sse(envelope)
         turn.finish(timer)
         if options.at_end:
             envelope.choices, envelope.usage = [], turn.usage.usage()
@@ -158,7 +169,7 @@ class _Answer(ChunkStream):
 
     def _finished(self, index: int, choice: TurnChoice, collected: _Collected) -> ChatChoice:
         assert choice.last is not None
-        text, thought = "".join(collected.texts), "".join(collected.thoughts)
+        text, thought = self._turn.echoed + "".join(collected.texts), "".join(collected.thoughts)
         message = ChatResponseMessage(content=text if text or not (choice.calls or thought) else None)
         if thought:
             message.reasoning_content = message.reasoning = thought
@@ -169,8 +180,7 @@ class _Answer(ChunkStream):
             ]
         result = ChatChoice(index=index, message=message, finish_reason=self._turn.finish_reason(choice))
         result.logprobs = self._logprobs(collected.logprobs)
-        if choice.last.stop_reason is not None:
-            result.stop_reason = choice.last.stop_reason
+        result.stop_reason, result.matched_stop = choice.last.stop_reason, matched_stop(choice.last)
         if self._body.return_token_ids:
             result.token_ids = collected.token_ids
         return result
@@ -178,7 +188,7 @@ class _Answer(ChunkStream):
     def _chunks(self, piece: Piece) -> Iterator[ChatChunkChoice]:
         index, parsed, delta = piece.index, piece.parsed, piece.delta
         if piece.first:
-            yield ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
+            yield ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=self._turn.echoed))
         logprobs = self._logprobs(delta.logprobs or [])
         wants_ids = bool(self._body.return_token_ids) and bool(delta.token_ids)
         says = parsed.content or parsed.reasoning or parsed.calls
@@ -199,14 +209,21 @@ class _Answer(ChunkStream):
             last = ChatChunkChoice(index=index, delta=ChatDelta(), finish_reason=reason)
             if delta.stop_reason is not None:
                 last.stop_reason = delta.stop_reason
+            last.matched_stop = matched_stop(delta)
             yield last
+
+    def _prompt_logprobs(
+        self, entries: list[TokenLogprobs] | None
+    ) -> list[dict[int, PromptLogprob] | None] | None:
+        asked = self._turn.sampling.prompt_logprobs
+        return None if asked is None else prompt_logprobs(entries or [], asked, self._turn.engine.tokenizer)
 
     def _logprobs(self, entries: list[TokenLogprobs]) -> ChatLogprobs | None:
         if not self._body.logprobs:
             return None
         return chat_logprobs(
             entries,
-            self._body.top_logprobs or 0,
+            self._turn.sampling.logprobs or 0,
             self._turn.engine.tokenizer,
             as_ids=bool(self._body.return_tokens_as_token_ids),
         )

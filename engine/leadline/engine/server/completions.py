@@ -28,6 +28,7 @@ from leadline.engine.server.generation import (
     created_now,
     finish_of,
     finish_reason,
+    matched_stop,
     merge,
     new_id,
 )
@@ -56,7 +57,7 @@ async def create(request: Request, state: ServerState) -> Response:
 
 
 async def _prepare(body: CompletionRequest, engine: AsyncEngine) -> _Answer:
-    sampling = engine.builder.sampling_params(completion_sampling(body))
+    sampling = engine.builder.sampling_params(completion_sampling(body, engine.tokenizer))
     prompts = await prompts_of(body, engine)
     if len(prompts) > _MAX_PROMPTS:
         raise RequestError(f"prompt holds {len(prompts)} prompts, more than {_MAX_PROMPTS}", param="prompt")
@@ -135,7 +136,8 @@ class _Answer(ChunkStream):
         choice = _Choice()
         if body.logprobs is not None:
             as_ids = bool(body.return_tokens_as_token_ids)
-            choice.logprobs = CompletionLogprobsBuilder(body.logprobs, tokenizer, as_ids=as_ids)
+            count = request.sampling.logprobs if body.logprobs < 0 else body.logprobs
+            choice.logprobs = CompletionLogprobsBuilder(count or 0, tokenizer, as_ids=as_ids)
             if request.num_resumed:
                 begin = 0 if body.echo else -request.num_resumed
                 choice.logprobs.skip(request.prompt_token_ids[begin:])
@@ -263,6 +265,11 @@ class _Answer(ChunkStream):
             finish_reason="length" if self._score_only else finish_reason(choice.last),
         )
         self._extend(result, prompt, choice.token_ids, choice.last)
+        for name in ("stop_reason", "token_ids", "prompt_logprobs", "prompt_token_ids"):
+            if getattr(result, name) is UNSET:
+                setattr(result, name, None)
+        if self._body.shows_prompt_ids:
+            result.prompt_token_ids = self._requests[prompt].prompt_token_ids
         return result
 
     def _chunk(self, prompt: int, choice: _Choice, delta: OutputDelta) -> CompletionChoice | None:
@@ -289,6 +296,8 @@ class _Answer(ChunkStream):
             finish_reason=finish,
         )
         self._extend(chunk, prompt, delta.token_ids, delta)
+        if first and self._body.shows_prompt_ids:
+            chunk.prompt_token_ids = self._requests[prompt].prompt_token_ids
         return chunk
 
     def _extend(
@@ -297,11 +306,14 @@ class _Answer(ChunkStream):
         """Fill in the fields that are ours, where the request asked for them or they say something."""
         if self._body.return_token_ids:
             choice.token_ids = [] if self._score_only else token_ids
-        if delta.stop_reason is not None and not self._score_only:
-            choice.stop_reason = delta.stop_reason
-        rows = self._prompt_rows[prompt]
-        if self._body.prompt_logprobs is not None and rows is not None and delta.finish_reason is not None:
-            choice.prompt_logprobs = prompt_logprobs(rows, self._body.prompt_logprobs, self._engine.tokenizer)
+        if not self._score_only:
+            if delta.stop_reason is not None:
+                choice.stop_reason = delta.stop_reason
+            choice.matched_stop = matched_stop(delta)
+        rows, asked = self._prompt_rows[prompt], self._body.prompt_logprobs
+        if asked is not None and rows is not None and delta.finish_reason is not None:
+            count = self._requests[prompt].sampling.prompt_logprobs if asked < 0 else asked
+            choice.prompt_logprobs = prompt_logprobs(rows, count or 0, self._engine.tokenizer)
 
     def _chunk_of(self, choices: list[CompletionChoice], options: StreamUsage) -> Completion:
         chunk = self._envelope(choices, usage=options.in_every_chunk)

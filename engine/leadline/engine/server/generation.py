@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from fastapi import Request
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from leadline.engine.async_engine import AsyncEngine
@@ -42,6 +42,7 @@ __all__ = [
     "finish_of",
     "finish_reason",
     "guarded",
+    "matched_stop",
     "merge",
     "new_id",
 ]
@@ -180,6 +181,13 @@ def finish_of(last: list[OutputDelta | None]) -> str:
     return (
         "length" if any(delta is not None and delta.finish_reason == "length" for delta in last) else "stop"
     )
+
+
+def matched_stop(delta: OutputDelta) -> int | str | UnsetType:
+    """Return what a choice whose last delta this is ended at: a stop string, a stop token or an end token."""
+    if delta.stop_reason is not None:
+        return delta.stop_reason
+    return delta.token_ids[-1] if delta.finish_reason == "stop" and delta.token_ids else UNSET
 
 
 def finish_reason(delta: OutputDelta) -> Literal["stop", "length"]:

@@ -12,8 +12,10 @@ from leadline.engine.sampling_params import StructuredSpec
 from leadline.protocol.openai.chat import ChatCompletionRequest
 from leadline.protocol.openai.common import GenerationRequest
 from leadline.protocol.openai.completion import CompletionRequest
+from leadline.protocol.text.infill import infill_ends
 from leadline.protocol.text.prompts import tools_shown
 from leadline.protocol.text.reasoning_effort import EFFORT
+from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = [
     "chat_sampling",
@@ -60,6 +62,8 @@ def chat_sampling(request: ChatCompletionRequest, structured: StructuredSpec | N
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
     if request.logprobs:
         given["logprobs"] = request.top_logprobs or 0
+    if request.prompt_logprobs is not None and not request.resume_token_ids:
+        given["prompt_logprobs"] = request.prompt_logprobs
     return given
 
 
@@ -118,10 +122,11 @@ def _renamed(error: RequestError, param: str | None) -> RequestError:
     return error
 
 
-def completion_sampling(request: CompletionRequest) -> dict[str, Any]:
+def completion_sampling(request: CompletionRequest, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Fields of SamplingParams that the request gives. Raises RequestError."""
     given = _common(request, None)
     if request.suffix:
-        raise RequestError("suffix is not supported: this is no fill-in-the-middle endpoint", param="suffix")
+        given["stop_token_ids"] = (*given.get("stop_token_ids", ()), *infill_ends(tokenizer))
     if request.max_tokens == 0:
         if not request.echo:
             raise RequestError("max_tokens must be at least 1; 0 works with echo only", param="max_tokens")
@@ -133,7 +138,8 @@ def completion_sampling(request: CompletionRequest) -> dict[str, Any]:
     if request.prompt_logprobs is not None:
         given["prompt_logprobs"] = request.prompt_logprobs
     if request.echo and request.logprobs is not None and not request.resume_token_ids:
-        given["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+        asked = (request.logprobs, request.prompt_logprobs or 0)
+        given["prompt_logprobs"] = -1 if -1 in asked else max(asked)
     if request.best_of is not None:
         n = request.n or 1
         if request.best_of < n:

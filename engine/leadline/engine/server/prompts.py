@@ -23,11 +23,11 @@ _INLINE_MESSAGES = 64
 
 async def prompts_of(body: PromptRequest, engine: AsyncEngine) -> list[PromptInput]:
     """The prompts of a request; a chat goes through the model's template. Raises RequestError, with the
-    template's own complaint."""
-    if len(getattr(body, "messages", None) or ()) <= _INLINE_MESSAGES:
-        prompts = prompt_inputs(body, engine.renderer)
+    template's own complaint, and for a `suffix` that the model has no form for."""
+    if len(getattr(body, "messages", None) or ()) <= _INLINE_MESSAGES and not getattr(body, "suffix", None):
+        prompts = prompt_inputs(body, engine.renderer, engine.tokenizer)
     else:
-        prompts = await asyncio.to_thread(prompt_inputs, body, engine.renderer)
+        prompts = await asyncio.to_thread(prompt_inputs, body, engine.renderer, engine.tokenizer)
     if (kept := tokens_kept(body, engine.max_model_len)) is None:
         return prompts
     return [

@@ -45,7 +45,7 @@ from leadline.engine.server.params import (
     thinking_budget,
 )
 from leadline.engine.server.prompts import prompts_of
-from leadline.protocol.openai.chat import ChatCompletionRequest, ChatMessage, TextPart
+from leadline.protocol.openai.chat import AssistantMessage, ChatCompletionRequest, ChatMessage, TextPart
 from leadline.protocol.openai.common import FinishReason
 
 __all__ = ["ChatTurn", "Piece", "TurnChoice", "prepare_turn"]
@@ -192,6 +192,20 @@ class ChatTurn:
         self.choices = [self._new_choice(index) for index in range(request.sampling.n)]
         if engine.reasoning is not None:
             self.usage.reasoning_tokens = {}
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Of the prompt, without output of an earlier attempt."""
+        request = self._request
+        return request.prompt_token_ids[: len(request.prompt_token_ids) - request.num_resumed]
+
+    @property
+    def echoed(self) -> str:
+        """The text that the answer repeats: that of the last message, with `echo`. An earlier attempt has
+        repeated it."""
+        last = self.body.messages[-1]
+        wanted = self.body.echo and isinstance(last, AssistantMessage) and not self._request.num_resumed
+        return _text_of(last) if wanted else ""
 
     @property
     def sampling(self) -> SamplingParams:

@@ -31,6 +31,7 @@ _IDS = re.compile(rb',"token_ids":\[[0-9,]*\]')
 
 
 class _Delta(msgspec.Struct):
+    role: str | None = None
     content: str | None = None
     reasoning: str | None = None
     tool_calls: list[Any] | None = None
@@ -181,8 +182,7 @@ class MovableStream:
         text = bool(choice.text if delta is None else delta.content or delta.reasoning or delta.tool_calls)
         says = text or choice.logprobs is not None
         ends = choice.finish_reason is not None
-        # Of a chat the first chunk says the role and nothing else; of a text it may have tokens.
-        opens = not (says or ends or ids) if self._chat else not self._opened
+        opens = self._opens(delta, says=says, more=bool(ends or ids))
         if self.finished or (opens and self._opened):
             return b""
         self._opened = self._opened or opens
@@ -194,10 +194,25 @@ class MovableStream:
                 out = raw if self._asked_ids or ids is None else _IDS.sub(b"", raw, count=1)
         if ids:
             self._sent_ids += ids
-        elif says and not ends:
+        elif says and not (ends or opens):
             self._opaque = True
         self.finished = ends
         return out
+
+    def _opens(self, delta: _Delta | None, *, says: bool, more: bool) -> bool:
+        """Whether a chunk opens the answer. Of a chat it has the role, and repeats a message (`echo`) or
+        says nothing; of a text it may have tokens. `more`: it ends the answer, or names tokens."""
+        if not self._chat:
+            return not self._opened
+        if not (says or more):
+            return True
+        # Other engines' later chunks may name the role and have text.
+        return (
+            delta is not None
+            and delta.role is not None
+            and not more
+            and (not self._opened or self.attempts > 1)
+        )
 
     def _rewritten(self, data: bytes) -> bytes:
         """A chunk of a later pod, as if the first had gone on."""

@@ -44,7 +44,7 @@ def _fields(call: Call, pod: Pod, movable: bool) -> dict[str, object]:
         fields["model"] = model
     if movable:
         if not getattr(request, "return_token_ids", None):
-            fields["return_token_ids"] = True
+            fields["return_token_ids"], fields["return_prompt_token_ids"] = True, False
         if request.seed is None:
             fields["seed"] = call.seed
         fields |= call.identity

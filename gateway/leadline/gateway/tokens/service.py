@@ -118,7 +118,7 @@ class TokenService:
             return prompt
         if len(key) > INLINE_CHARACTERS:
             return None
-        (rendered,) = prompt_inputs(request, self.renderer)
+        (rendered,) = prompt_inputs(request, self.renderer, self.tokenizer)
         text = str(rendered.content)
         if len(text) > _INLINE_CUT:
             return None
@@ -137,10 +137,13 @@ class TokenService:
         A text that cannot fit `max_model_len` tokens (0: unknown) is not tokenized: engines will refuse it.
         Raises RequestError for what the template or the tokenizer cannot take, as the engine would.
         """
-        if len(getattr(request, "messages", None) or ()) <= _INLINE_MESSAGES:
-            inputs = prompt_inputs(request, self.renderer)
+        if (
+            len(getattr(request, "messages", None) or ()) <= _INLINE_MESSAGES
+            and getattr(request, "suffix", None) is None
+        ):
+            inputs = prompt_inputs(request, self.renderer, self.tokenizer)
         else:
-            inputs = await self._encoder.in_thread(prompt_inputs, request, self.renderer)
+            inputs = await self._encoder.in_thread(prompt_inputs, request, self.renderer, self.tokenizer)
         namespace = identity.namespace(cache_salt=getattr(request, "cache_salt", None) or "")
         kept = tokens_kept(request, max_model_len)
         keys = [

@@ -85,6 +85,7 @@ class Exchange:
         "_waiter",
         "complete",
         "connection",
+        "extra_headers",
         "finished",
         "gone",
         "headers",
@@ -130,6 +131,8 @@ class Exchange:
         """The client has left; what is written now goes nowhere."""
         self.status = 0
         """Of the answer, once it has begun."""
+        self.extra_headers: Headers = []
+        """Of the answer, whichever it is, beside those that its handler gives."""
         self.started = False
         self.finished = False
         """The whole answer was written."""
@@ -185,6 +188,8 @@ class Exchange:
         connection = self.connection
         if not self.complete:
             self.keep_alive = False
+        if self.extra_headers:
+            headers = [*headers, *self.extra_headers]
         bare, close = self.method == b"HEAD", not self.keep_alive
         data = whole_answer(status, headers, body, bare=bare, close=close)
         self.status = status
@@ -196,6 +201,8 @@ class Exchange:
         """Status line and headers; they leave with the first `write`, which must follow."""
         if not self.complete:
             self.keep_alive = False
+        if self.extra_headers:
+            headers = [*headers, *self.extra_headers]
         lines = [_STATUS_LINES[status]]
         length: int | None = None
         for name, value in headers:

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from leadline.protocol.errors import RequestError
 from leadline.protocol.http.answers import InternalError, answer_to
+from leadline.protocol.http.cors import answer_preflight, mark_allowed
 from leadline.protocol.http.deadlines import Deadlines
 from leadline.protocol.http.exchange import Exchange, SlowRequest, whole_answer
 from leadline.protocol.http.request_reader import RequestReader
@@ -237,6 +238,9 @@ class ServerProtocol(RequestReader):
 
     def _begin(self, exchange: Exchange) -> None:
         self._exchange = exchange
+        origins = self._settings.cors_origins
+        if origins and mark_allowed(exchange, origins) and answer_preflight(exchange):
+            return
         task = self._task = self._loop.create_task(self._app.respond(exchange))
         self._state.tasks.add(task)
         task.add_done_callback(self._ended)

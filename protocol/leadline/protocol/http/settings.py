@@ -13,6 +13,8 @@ class HttpSettings:
     """Seconds from the first byte of a request to its last; a slower request is answered with 408."""
     write_timeout: float = 60.0
     """Seconds after which a client that reads nothing of its answer is cut off: it keeps an engine busy."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of pages in browsers that may call (`https://app.example`); `*`: any. Empty: none."""
     keep_alive: float = 120.0
     """Seconds after which a connection without a request is closed. Longer than proxies keep connections in
     their pools (nginx 60, sidecars and load balancers up to 90): a proxy must never send into a connection

@@ -1,8 +1,8 @@
 """Answers of both completion endpoints, whole and as streaming chunks.
 
 OpenAI's own fields are always present (null where empty), as its clients expect; our extensions are absent
-unless they say something. JSON knows no infinity: whoever fills in a log probability clamps it to
-LOGPROB_FLOOR.
+unless they say something; whole answers have vLLM's as nulls too. JSON knows no infinity: whoever fills in a
+log probability clamps it to LOGPROB_FLOOR.
 """
 
 from __future__ import annotations
@@ -67,14 +67,22 @@ class ChatResponseMessage(msgspec.Struct, kw_only=True):
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
+class PromptLogprob(msgspec.Struct, kw_only=True):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 class ChatChoice(msgspec.Struct, kw_only=True):
     index: int
     message: ChatResponseMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason
-    stop_reason: int | str | UnsetType = UNSET
+    stop_reason: int | str | None = None
     """Extension: the stop token id or stop string that ended it."""
-    token_ids: list[int] | UnsetType = UNSET
+    matched_stop: int | str | UnsetType = UNSET
+    """Extension: the same, or the end token."""
+    token_ids: list[int] | None = None
     """Extension, with return_token_ids: the output tokens."""
 
 
@@ -87,6 +95,10 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str | None = None
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
+    """Extension: per prompt token, token id to its log probability; null for the first."""
+    prompt_token_ids: list[int] | None = None
+    """Extension, with return_token_ids."""
 
 
 class FunctionCallDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -120,6 +132,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | UnsetType = UNSET
+    matched_stop: int | str | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -132,6 +145,8 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     """With stream_options.include_usage: null, and in the last chunk the usage of the request."""
     system_fingerprint: str | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """Extension, with return_token_ids: in the first chunk."""
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
@@ -146,12 +161,6 @@ class CompletionLogprobs(msgspec.Struct, kw_only=True):
     """The likeliest tokens at each place, and the one that stands there."""
 
 
-class PromptLogprob(msgspec.Struct, kw_only=True):
-    logprob: float
-    rank: int
-    decoded_token: str
-
-
 class CompletionChoice(msgspec.Struct, kw_only=True):
     """A whole choice, or what one chunk of a stream adds to it; then finish_reason is null until the last."""
 
@@ -159,10 +168,13 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: list[dict[int, PromptLogprob] | None] | UnsetType = UNSET
+    stop_reason: int | str | UnsetType | None = UNSET
+    matched_stop: int | str | UnsetType = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | UnsetType | None = UNSET
     """Extension: per prompt token, token id to its log probability; null for the first."""
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    """Extension, with return_token_ids: in a stream in the choice's first chunk."""
 
 
 class Completion(msgspec.Struct, kw_only=True):

@@ -188,9 +188,7 @@ def function_tools(tools: list[Tool | CustomTool]) -> tuple[list[Tool | CustomTo
 _NOT_IN_CHATS = {
     "functions": "use tools",
     "function_call": "use tool_choice",
-    "echo": "use the prompt of /v1/completions",
     "best_of": "use n, or /v1/completions",
-    "prompt_logprobs": "use that of /v1/completions",
     "add_special_tokens": "use that of /v1/completions: a chat template writes its special tokens itself",
     "chat_template": "use chat_template_kwargs, or a model folder with a chat_template.jinja of your own",
     "documents": "use messages that hold them",
@@ -208,8 +206,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, dict=True):
     """The older name of max_completion_tokens, which wins when both are given."""
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
-    """Alternatives per token; needs `logprobs: true`."""
+    top_logprobs: Annotated[int, Meta(ge=-1)] | None = None
+    """Alternatives per token; needs `logprobs: true`. -1: the whole vocabulary."""
     tools: list[Tool | CustomTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -223,6 +221,12 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, dict=True):
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables for the template, such as enable_thinking."""
 
+    # Extensions about the prompt in the answer.
+    echo: bool | None = None
+    """Put the last message in front of the answer, if it is the assistant's."""
+    prompt_logprobs: Annotated[int, Meta(ge=-1)] | None = None
+    """Alternatives per prompt token; not in streams."""
+
     # Extension: how long the model may think.
     thinking_budget: Annotated[int, Meta(ge=-1)] | None = None
     """Tokens of a thought, at most; then the engine ends it. -1: no limit."""
@@ -230,9 +234,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, dict=True):
     # Refused, as are those of GenerationRequest.
     functions: None = None
     function_call: None = None
-    echo: bool | None = None
     best_of: Literal[1] | None = None
-    prompt_logprobs: None = None
     add_special_tokens: bool | None = None
     chat_template: None = None
     documents: Nothing | None = None
@@ -244,8 +246,10 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, dict=True):
 
     def __post_init__(self) -> None:
         GenerationRequest.__post_init__(self)
-        if self.echo or self.add_special_tokens:
-            raise refused("echo" if self.echo else "add_special_tokens")
+        if self.add_special_tokens:
+            raise refused("add_special_tokens")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("Expected no prompt_logprobs in a stream - at `$.prompt_logprobs`")
         self.max_tokens = limit_of("max_tokens", self.max_tokens, least=1)
         self.max_completion_tokens = limit_of("max_completion_tokens", self.max_completion_tokens, least=1)
         if self.tools:

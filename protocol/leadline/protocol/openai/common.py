@@ -160,7 +160,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     resume_token_ids: list[TokenId] | None = None
     """Output that another pod already sent for this request: generation goes on behind it."""
     return_token_ids: bool | None = None
-    """Report output token ids beside the text."""
+    """Report token ids beside the text: the output's, and the prompt's once."""
+    return_prompt_token_ids: bool | None = None
+    """false: those of the prompt are left out. Gateways set it for streams that they may have to move."""
 
     # Refused, since an answer without them would not be what was asked for (NOT_SUPPORTED).
     json_schema: None = None
@@ -179,6 +181,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         if self.truncate_prompt_tokens == 0:
             raise ValueError("Expected `int` >= 1, or -1 - at `$.truncate_prompt_tokens`")
         constraint_of(self)  # raises where there are several
+
+    @property
+    def shows_prompt_ids(self) -> bool:
+        """Whether the answer has the prompt's token ids. A resumed one has not: the first attempt has."""
+        return bool(
+            self.return_token_ids and self.return_prompt_token_ids is not False and not self.resume_token_ids
+        )
 
     @property
     def constraint(self) -> Constraint | None:

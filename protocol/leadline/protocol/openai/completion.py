@@ -48,13 +48,14 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     """0 only together with echo: score the prompt and generate nothing."""
     echo: bool | None = None
     """Put the prompt in front of the answer."""
-    logprobs: Annotated[int, Meta(ge=0)] | None = None
-    """Alternatives per token; 0 reports the chosen token alone."""
+    logprobs: Annotated[int, Meta(ge=-1)] | None = None
+    """Alternatives per token; 0 reports the chosen token alone, -1 the whole vocabulary."""
     best_of: Annotated[int, Meta(ge=1)] | None = None
     suffix: str | None = None
+    """What follows the answer, for models with fill-in-the-middle tokens."""
 
     # Extensions.
-    prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=-1)] | None = None
     """Alternatives per prompt token."""
     add_special_tokens: bool | None = None
     """Tokenize string prompts with the model's BOS; true by default."""
@@ -62,6 +63,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     def __post_init__(self) -> None:
         GenerationRequest.__post_init__(self)
         self.max_tokens = limit_of("max_tokens", self.max_tokens, least=0)
+        if self.suffix and (self.echo or self.truncate_prompt_tokens is not None):
+            raise ValueError("Expected neither echo nor truncate_prompt_tokens beside it - at `$.suffix`")
         if isinstance(self.prompt, list) and len({type(item) for item in self.prompt}) > 1:
             # Written like msgspec's own messages, from which the JSON path is read.
             raise ValueError(

@@ -6,6 +6,7 @@ text or token ids, followed by the output that another pod already sent for it (
 
     chat            template over messages and tools         special tokens are the template's business
     text            the prompt itself                        add_special_tokens: true by default
+    with a suffix   both, in the model's form (infill.py)    the same
     token ids       taken as they are
 """
 
@@ -22,6 +23,7 @@ from leadline.protocol.openai.chat import ChatCompletionRequest, ChatMessage, Cu
 from leadline.protocol.openai.completion import CompletionRequest
 from leadline.protocol.openai.service import TokenizeRequest
 from leadline.protocol.text.chat import ChatRenderer
+from leadline.protocol.text.infill import infill_ids
 from leadline.protocol.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -52,12 +54,17 @@ class PromptInput:
     """Output of an earlier attempt; it follows the prompt."""
 
 
-def prompt_inputs(request: PromptRequest, renderer: ChatRenderer) -> list[PromptInput]:
+def prompt_inputs(request: PromptRequest, renderer: ChatRenderer, tokenizer: Tokenizer) -> list[PromptInput]:
     """The prompts of a request, in order; one for a chat. Raises RequestError for what a template cannot
-    take."""
+    take, and for a `suffix` where the model has no form for it."""
     if isinstance(request, CompletionRequest):
         special = request.add_special_tokens is not False
         resume = request.resume_token_ids or ()
+        if request.suffix:
+            return [
+                PromptInput(infill_ids(content, request.suffix, tokenizer, special=special), False, resume)
+                for content in request.prompts()
+            ]
         return [PromptInput(content, special, resume) for content in request.prompts()]
     if isinstance(request, ChatCompletionRequest):
         text = _render(request, request.messages, tools_shown(request.tools, request.tool_choice), renderer)
