@@ -7,7 +7,15 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import BASE, OF_FAMILY, build_reference, logits_of, reload_reference, save_reference
+from tiny_checkpoints import (
+    ARCHITECTURES,
+    BASE,
+    OF_FAMILY,
+    build_reference,
+    logits_of,
+    reload_reference,
+    save_reference,
+)
 from tiny_checkpoints import reference_logits as expected_logits
 
 from leadline.engine.config import EngineConfig
@@ -15,11 +23,9 @@ from leadline.engine.engine_core import EngineCore
 from leadline.engine.errors import UnsupportedModel
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models import load_model_config
-from leadline.engine.models.families import FAMILIES
 from leadline.engine.models.loader import load_model
 
 IDS = torch.arange(30)
-NAMES = {family.name: name for name, family in FAMILIES.items()}
 
 
 def load(folder):
@@ -152,7 +158,7 @@ def test_both_spellings_of_rope_mean_what_transformers_takes_them_for(fields, tm
     agree(folder)
 
 
-@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("family", ARCHITECTURES)
 def test_fields_that_are_absent_have_the_values_of_transformers(family, tmp_path):
     from transformers import AutoConfig
 
@@ -160,28 +166,33 @@ def test_fields_that_are_absent_have_the_values_of_transformers(family, tmp_path
     for name in ("rms_norm_eps", "num_key_value_heads", "initializer_range", "sliding_window"):
         shape.pop(name, None)
     shape |= {"num_attention_heads": 32, "hidden_size": 256}
-    fields = {**shape, "architectures": [NAMES[family]], "model_type": family}
+    fields = {**shape, "architectures": [ARCHITECTURES[family]], "model_type": family}
     (tmp_path / "config.json").write_text(json.dumps(fields))
     ours, theirs = load_model_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.num_kv_heads == theirs.num_key_value_heads
-    thetas = {layer.rope.theta for layer in ours.layers if layer.rope is not None}
-    assert thetas == {theirs.rope_parameters["rope_theta"]}
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * ours.num_layers
+    for layer, kind in zip(ours.layers, kinds, strict=True):
+        rope = theirs.rope_parameters.get(kind, theirs.rope_parameters)
+        assert layer.rope is None or layer.rope.theta == rope["rope_theta"]
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.mlp_bias == getattr(theirs, "mlp_bias", False)
     assert ours.attention_bias == getattr(theirs, "attention_bias", family == "qwen2")
     window = getattr(theirs, "sliding_window", None) if getattr(theirs, "use_sliding_window", True) else None
-    assert {layer.window for layer in ours.layers} == {window}
+    windows = [window if kind == "sliding_attention" else None for kind in kinds]
+    assert [layer.window for layer in ours.layers] == windows
+    assert ours.attention_softcap == getattr(theirs, "attn_logit_softcapping", None)
+    assert ours.logits_softcap == getattr(theirs, "final_logit_softcapping", None)
     if ours.experts is not None:
         assert ours.experts.per_token == theirs.num_experts_per_tok
         assert ours.experts.renormalize == getattr(theirs, "norm_topk_prob", True)
     assert ours.unknown_fields == ()
 
 
-@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("family", ARCHITECTURES)
 def test_nothing_that_transformers_writes_is_unknown(family, tmp_path):
     build_reference(family).config.save_pretrained(tmp_path)
-    change_config(tmp_path, architectures=[NAMES[family]])
+    change_config(tmp_path, architectures=[ARCHITECTURES[family]])
     assert load_model_config(tmp_path).unknown_fields == ()
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_checkpoints import build_reference, logits_of, reference_logits, reload_reference, save_reference
+from tiny_checkpoints import (
+    ARCHITECTURES,
+    build_reference,
+    logits_of,
+    reference_logits,
+    reload_reference,
+    save_reference,
+)
 
 from leadline.engine.models import load_model_config
 from leadline.engine.models.loader import load_model
@@ -22,6 +29,12 @@ YARN = {
     "rope_theta": 10000.0,
     "factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.5, 2.0],
+    "long_factor": [1.0, 3.0, 8.0],
 }
 CASES = {
     "llama": ("llama", {}),
@@ -60,6 +73,51 @@ CASES = {
     "smollm3_layers_named": ("smollm3", {"no_rope_layers": [0, 1, 0], "attention_bias": True}),
     "phi3": ("phi3", {}),
     "phi3_tied_one_kv_head": ("phi3", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "phi3_longrope_partial": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75},
+        },
+    ),
+    "phi3_longrope_attention_factor": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 64,
+            "hidden_size": 36,
+            "rope_parameters": {**LONGROPE, "attention_factor": 0.7},
+        },
+    ),
+    "ministral": ("ministral", {}),
+    "ministral3": ("ministral3", {}),
+    "glm": ("glm", {}),
+    "glm4": ("glm4", {}),
+    "glm4_all_of_a_head_rotates": ("glm4", {"partial_rotary_factor": 1.0, "attention_bias": False}),
+    "granite": ("granite", {}),
+    "granite_tied_with_biases": (
+        "granite",
+        {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
+    "granitemoehybrid": ("granitemoehybrid", {}),
+    "granitemoehybrid_unrotated": ("granitemoehybrid", {"position_embedding_type": None}),
+    "olmo2": ("olmo2", {}),
+    "olmo2_with_biases": ("olmo2", {"attention_bias": True}),
+    "olmo3": ("olmo3", {}),
+    "olmo3_yarn": ("olmo3", {"rope_scaling": {**YARN}}),
+    "exaone4": ("exaone4", {}),
+    "exaone4_without_windows": (
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+    "seed_oss": ("seed_oss", {}),
+    "seed_oss_with_biases": ("seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
+    "gemma2": ("gemma2", {}),
+    "gemma2_uncapped": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3_text": ("gemma3_text", {}),
+    "gemma3_text_untied_scaled": (
+        "gemma3_text",
+        {"tie_word_embeddings": False, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
     "mixtral": ("mixtral", {}),
     "mixtral_all_experts": ("mixtral", {"num_local_experts": 2}),
     "qwen3_moe": ("qwen3_moe", {}),
@@ -83,9 +141,7 @@ def test_float32_logits_equal_those_of_transformers(case, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    "family", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "mixtral", "qwen3_moe"]
-)
+@pytest.mark.parametrize("family", ARCHITECTURES)
 def test_16_bit_logits_are_close_to_the_float32_ones_of_transformers(family, dtype, tmp_path):
     folder = save_reference(build_reference(family, head_dim=16).to(dtype), tmp_path)
     config = load_model_config(folder)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from tiny_checkpoints import BASE
@@ -10,6 +12,7 @@ from tiny_checkpoints import BASE
 from leadline.engine.config import EngineConfig
 from leadline.engine.errors import ModelNotFound, UnsupportedModel
 from leadline.engine.models import load_model_config
+from leadline.engine.models.families import FAMILIES, WRAPPERS
 from leadline.engine.runner.build import resolve_context
 
 LLAMA = {**BASE, "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rope_theta": 10000.0}
@@ -33,6 +36,27 @@ def moe(**changes):
 
 def phi3(**changes):
     return {**BASE, "architectures": ["Phi3ForCausalLM"], **changes}
+
+
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
+def granite(**changes):
+    return {**BASE, "architectures": ["GraniteForCausalLM"], **changes}
+
+
+def hybrid(**changes):
+    shape = {"num_local_experts": 0, "layer_types": ["attention"] * 3}
+    return {**BASE, "architectures": ["GraniteMoeHybridForCausalLM"], **shape, **changes}
+
+
+def gemma3(**changes):
+    return {**BASE, "architectures": ["Gemma3ForCausalLM"], **changes}
+
+
+def wrapped(**changes):
+    text = {**BASE, "model_type": "mistral", "sliding_window": None}
+    return {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text, **changes}
 
 
 def mistral(**changes):
@@ -76,7 +100,7 @@ def test_biases_follow_the_family_and_the_config(changes, biases, tmp_path):
 def test_a_qwen3_without_head_dim_has_128(tmp_path):
     config = load_model_config(write(tmp_path, {**BASE, "architectures": ["Qwen3ForCausalLM"]}))
     assert config.head_dim == 128
-    assert config.qk_norm
+    assert config.head_norms == "head"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +203,25 @@ def test_dynamic_ends_where_its_frequencies_would_change(tmp_path):
         ({**LLAMA, "model_type": "mistral"}, "model_type 'mistral' contradicts .* LlamaForCausalLM"),
         ({**LLAMA, "tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false"),
         ({**LLAMA, "attention_bias": 1}, "attention_bias must be true or false, not 1"),
-        (phi3(rope_scaling={"type": "yarn", "factor": 4.0}), "rope_type 'yarn' is not supported for Phi3"),
+        (phi3(rope_scaling={"type": "linear", "factor": 4.0}), "rope_type 'linear' .* default and longrope"),
+        (phi3(rope_scaling={"type": "su", "short_factor": [1.0] * 4}), "'longrope' lacks long_factor"),
+        (phi3(rope_scaling=LONGROPE | {"long_factor": [1.0, 2.0]}), "long_factor must be 4 numbers"),
+        (phi3(rope_scaling=LONGROPE | {"short_factor": "1"}), "short_factor must be 4 numbers"),
+        (phi3(partial_rotary_factor=0.1), "partial_rotary_factor 0.1 is not supported with head_dim 8"),
+        (granite(residual_multiplier=0), "residual_multiplier must be a positive number, not 0"),
+        (hybrid(layer_types=["mamba", "attention", "mamba"]), r"layer_types has \['mamba'\]"),
+        (hybrid(num_local_experts=None), "num_local_experts is None, which is not supported; 0 is"),
+        (hybrid(num_local_experts=62), "num_local_experts is 62, which is not supported; 0 is"),
+        (hybrid(layer_types=None), "lacks layer_types"),
+        (gemma3(use_bidirectional_attention=True), "use_bidirectional_attention is True"),
+        (gemma3(attn_logit_softcapping=50.0), "attn_logit_softcapping is 50.0"),
+        (gemma3(rope_parameters={"rope_type": "default"}), "rope_parameters must be an object with full_att"),
+        (gemma3(hidden_activation="gelu"), "hidden_activation 'gelu' is not supported"),
+        (moe(hidden_act="gelu_pytorch_tanh"), "hidden_act 'gelu_pytorch_tanh' is not supported; silu is$"),
+        (wrapped(text_config=None), "text_config must be an object, not None"),
+        (wrapped(text_config={"model_type": "llama"}), "text_config.model_type 'llama' is not supported"),
+        (wrapped(model_type="gemma3"), "model_type 'gemma3' contradicts .* which is 'mistral3'"),
+        (wrapped(quantization_config={"quant_method": "fp8"}), r"quantization_config \(fp8\)"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(config, field, tmp_path):
@@ -330,3 +372,47 @@ def test_layers_without_rotation_are_read(changes, layers, tmp_path):
 def test_layers_without_rotation_that_make_no_sense_are_refused(value, tmp_path):
     with pytest.raises(UnsupportedModel, match="no_rope_layers must be a 0 or a 1 for each of 5 layers"):
         load_model_config(write(tmp_path, smollm3(no_rope_layers=value)))
+
+
+def test_layers_of_gemma_3_differ_in_window_and_theta(tmp_path):
+    old = gemma3(num_hidden_layers=7, sliding_window=512, rope_local_base_freq=9e3, rope_scaling=None)
+    old["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
+    nested = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 9e3},
+    }
+    new = gemma3(num_hidden_layers=7, sliding_window=512, rope_parameters=nested)
+    for spelling in (old, new):
+        layers = load_model_config(write(tmp_path, spelling)).layers
+        assert [layer.window for layer in layers] == [512] * 5 + [None, 512]
+        assert [(layer.rope.theta, layer.rope.factor) for layer in layers[4:]] == [
+            (9e3, 1),
+            (1e6, 8),
+            (9e3, 1),
+        ]
+
+
+def test_the_text_half_of_a_model_of_images_is_read(tmp_path):
+    config = wrapped(
+        vision_config={"model_type": "pixtral"}, spatial_merge_size=2, torch_dtype="bfloat16", eos_token_id=7
+    )
+    read = load_model_config(write(tmp_path, config))
+    assert (read.architecture, read.family, read.wrapped) == (config["architectures"][0], "mistral", True)
+    assert (read.dtype, read.eos_token_ids, read.unknown_fields) == ("bfloat16", (7,), ())
+    assert load_model_config(write(tmp_path, wrapped(odd=1))).unknown_fields == ("odd",)
+
+
+def test_fields_of_gemma_3_that_its_text_half_leaves_out_have_defaults(tmp_path):
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    read = load_model_config(write(tmp_path, config))
+    assert (read.num_heads, read.num_kv_heads, read.head_dim, read.vocab_size) == (8, 4, 256, 262_208)
+    assert read.tie_word_embeddings
+    assert read.attention_scale == 1 / 16
+
+
+def test_the_page_of_models_lists_the_architectures_that_are_supported():
+    page = Path(__file__).parents[3] / "docs" / "models.md"
+    listed = re.findall(r"^\| `(\w+)` \|", page.read_text(), re.MULTILINE)
+    supported = [*FAMILIES, *WRAPPERS]
+    assert [name for name in listed if name.endswith(("LM", "Generation"))] == supported

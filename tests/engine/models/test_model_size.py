@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_checkpoints import build_reference
+from tiny_checkpoints import ARCHITECTURES, build_reference
 
 from leadline.engine.models.config import load_model_config
 from leadline.engine.models.size import GPUS, model_size
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "mixtral", "qwen3_moe"]
 
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ARCHITECTURES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_parameters_are_those_that_transformers_counts(family: str, tied: bool, tmp_path: Path) -> None:
     model = build_reference(family, tie_word_embeddings=tied)

@@ -101,6 +101,13 @@ CASES = {
         "qwen3_moe",
         {"num_key_value_heads": 3, "mlp_only_layers": [1]},
     ),
+    "norms_over_all_heads": (2, "olmo2", {"attention_bias": True}),
+    "norms_over_heads_that_are_replicated": (4, "olmo2", {"num_attention_heads": 8, "hidden_size": 64}),
+    "norms_over_heads_that_do_not_divide": (4, "olmo3", {**NINE, "hidden_size": 72}),
+    "neighbouring_pairs_and_four_norms": (2, "glm4", {}),
+    "multipliers": (3, "granite", {"num_key_value_heads": 3, "attention_bias": True, "mlp_bias": True}),
+    "windows_and_scaled_tied_embedding": (2, "gemma3_text", {}),
+    "capped_logits": (4, "gemma2", {"num_key_value_heads": 1}),
     "a_last_rank_with_less_vocabulary": (4, "mistral", {"num_attention_heads": 4, "vocab_size": 97}),
 }
 

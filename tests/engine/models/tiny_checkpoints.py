@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from leadline.engine.models.families import FAMILIES
+
 BASE: dict[str, Any] = {
     "vocab_size": 101,
     "hidden_size": 48,
@@ -20,30 +22,81 @@ BASE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+GRANITE = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 6.0,
+    "logits_scaling": 0.5,
+    "residual_multiplier": 0.4,
+}
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "smollm3": {"pad_token_id": 0, "no_rope_layer_interval": 2},
     "phi3": {"pad_token_id": 0},
     "mixtral": {"num_local_experts": 5},
+    "ministral": {
+        "head_dim": 8,
+        "sliding_window": 40,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "ministral3": {
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5,
+        },
+    },
+    "glm": {"head_dim": 16, "pad_token_id": 0},
+    "glm4": {"head_dim": 16, "pad_token_id": 0},
+    "granite": GRANITE,
+    "granitemoehybrid": {
+        **GRANITE,
+        "num_local_experts": 0,
+        "mamba_n_heads": 8,
+        "shared_intermediate_size": 80,
+        "position_embedding_type": "rope",
+        "layer_types": ["full_attention"] * 3,
+    },
+    "olmo2": {"pad_token_id": 0},
+    "olmo3": {
+        "pad_token_id": 0,
+        "sliding_window": 40,
+        "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+    },
+    "exaone4": {"sliding_window": 40, "sliding_window_pattern": 3},
+    "seed_oss": {"pad_token_id": 0, "head_dim": 16},
+    "gemma2": {
+        "pad_token_id": 0,
+        "head_dim": 16,
+        "sliding_window": 40,
+        "query_pre_attn_scalar": 20,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 8.0,
+    },
+    "gemma3_text": {
+        "pad_token_id": 0,
+        "head_dim": 16,
+        "sliding_window": 40,
+        "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 20,
+    },
     "qwen3_moe": {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 16},
 }
+
+ARCHITECTURES = {family.name: name for name, family in FAMILIES.items()}
+"""Name of a family → of its architecture."""
 
 
 def build_reference(family: str, seed: int = 0, **changes: Any) -> Any:
     """A transformers model of `family` with random weights, biases and norm weights included."""
     import transformers
 
-    classes = {
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-        "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-        "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
-        "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
-        "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
-        "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
-    }
-    config_class, model_class = classes[family]
+    model_class = getattr(transformers, ARCHITECTURES[family])
+    config_class = transformers.CONFIG_MAPPING[family]
     fields = {**BASE, **OF_FAMILY.get(family, {}), **changes}
     torch.manual_seed(seed)
     model = model_class(config_class(**fields)).eval()

@@ -16,7 +16,8 @@ SHAPES = {
     "qwen3, KV heads replicated, tied": (4, "qwen3", {"num_attention_heads": 8, "tie_word_embeddings": True}),
     "qwen2, one KV head for all": (2, "qwen2", {"num_key_value_heads": 1}),
     "experts": (2, "qwen3_moe", {}),
-    "a window": (2, "mistral", {"sliding_window": 24}),
+    "norms over all heads, and windows": (2, "olmo3", {"sliding_window": 24}),
+    "gemma": (2, "gemma3_text", {"sliding_window": 24}),
 }
 
 

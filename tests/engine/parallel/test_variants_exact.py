@@ -26,6 +26,13 @@ CASES = {
         "qwen2",
         {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 2},
     ),
+    "the layers without one do not rotate": ("exaone4", {"sliding_window": WINDOW}),
+    "norms over all heads after attention": ("olmo3", {"sliding_window": WINDOW}),
+    "Gemma 2": ("gemma2", {"sliding_window": WINDOW}),
+    "Gemma 3": ("gemma3_text", {"sliding_window": WINDOW}),
+    "neighbouring pairs, a part of a head": ("glm4", {}),
+    "multipliers": ("granite", {}),
+    "queries that grow": ("ministral3", {}),
 }
 """Name → family and its changes."""
 

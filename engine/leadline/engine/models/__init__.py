@@ -1,10 +1,11 @@
 """From a folder of Hugging Face files to a decoder that runs.
 
     config.py    config.json and generation_config.json → ModelConfig; refuses by field name what we lack
-                 rope_config.py reads its rotary settings
+                 layer_config.py reads what sets layers apart, rope_config.py rotary settings
     families.py  what sets the architectures apart, as data
     base.py      the contract with the runner: CausalLM, AttentionFn
-    decoder.py   the one decoder; layers.py its parts, ops.py its element-wise operations, rope.py its tables
+    decoder.py   the one decoder, and its layers in other orders in variants.py; layers.py its parts, ops.py
+                 its element-wise operations, rope.py its tables
     few_rows.py  steps of 1 to 64 rows on CUDA by fused products: triton_gemv.py, triton_skinny.py with
                  skinny_shapes.py; triton_ops.py is ops.py on CUDA
     fp8.py       weights and cache in e4m3: triton_fp8.py, kv_scales.py

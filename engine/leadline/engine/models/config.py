@@ -15,14 +15,21 @@ from typing import Any
 
 from leadline.engine.errors import ModelNotFound, UnsupportedModel
 from leadline.engine.models.experts_config import ExpertsConfig, read_experts
-from leadline.engine.models.families import FAMILIES, Family
+from leadline.engine.models.families import FAMILIES, WRAPPERS, Family, TensorNames, Wrapper
 from leadline.engine.models.fields import flag, positive
 from leadline.engine.models.layer_config import LayerConfig, read_layers
 from leadline.engine.models.quantized_config import QuantizedConfig, read_quantization
 from leadline.engine.models.rope_config import RopeConfig
 from leadline.engine.models.unread_fields import refuse_unread, unknown_fields
 
-__all__ = ["GenerationDefaults", "LayerConfig", "ModelConfig", "RopeConfig", "load_model_config"]
+__all__ = [
+    "GenerationDefaults",
+    "LayerConfig",
+    "ModelConfig",
+    "RopeConfig",
+    "TensorNames",
+    "load_model_config",
+]
 
 _DTYPES = ("float32", "float16", "bfloat16")
 
@@ -63,11 +70,30 @@ class ModelConfig:
     """q, k and v projections have a bias."""
     o_bias: bool
     mlp_bias: bool
-    qk_norm: bool
-    merged: bool
-    """Checkpoints have qkv_proj and gate_up_proj, each one tensor."""
+    head_norms: str
+    """Norms of queries and keys before their rotation: none | head | whole (over all heads of a token)."""
+    norm_offset: bool
+    """Norms multiply by 1 + weight."""
+    activation: str
+    """Of the gate: silu | gelu_tanh."""
+    names: TensorNames
+    """Of a checkpoint's tensors; they say where norms are."""
     dtype: str
     """The checkpoint's: float32 | float16 | bfloat16."""
+    attention_scale: float = 0.0
+    """q·k is multiplied by it."""
+    attention_softcap: float | None = None
+    """It is then capped: softcap * tanh(x / softcap)."""
+    logits_softcap: float | None = None
+    """The same of the logits."""
+    logits_scale: float = 1.0
+    embedding_scale: float = 1.0
+    rounds_embedding_scale: bool = False
+    """embedding_scale is rounded to the model's dtype first."""
+    residual_scale: float = 1.0
+    """Of what attention and MLP add."""
+    wrapped: bool = False
+    """The text half of a model of text and images: tensors of the other half are skipped."""
     experts: ExpertsConfig | None = None
     """MLPs are mixtures of these."""
     quantized: QuantizedConfig | None = None
@@ -107,11 +133,17 @@ def load_model_config(path: str | Path) -> ModelConfig:
         raise ModelNotFound(f"{folder} is no model folder: it has no config.json")
     generation = _read_json(folder / "generation_config.json") or {}
 
-    architecture, family = _architecture(raw)
+    architecture = _architecture(raw)
+    wrapper = WRAPPERS.get(architecture)
+    if wrapper is not None:
+        raw, family = _text_half(raw, architecture, wrapper)
+    else:
+        family = FAMILIES[architecture]
+        _check_model_type(raw, architecture, family.name)
     # A default stands in for an absent field only: null has its own meaning (no window, one KV head a head).
     fields = {name: value for name, value in {**family.defaults, **raw}.items() if value is not None}
     refuse_unread(raw, family)
-    _refuse_activation(fields)
+    activation = _activation(fields, family)
 
     hidden, heads = positive(fields, "hidden_size"), positive(fields, "num_attention_heads")
     if "head_dim" not in fields and hidden % heads:
@@ -128,33 +160,31 @@ def load_model_config(path: str | Path) -> ModelConfig:
     if head_dim % 2:
         raise UnsupportedModel(f"config.json: head_dim {head_dim} is odd; rotary embedding needs an even one")
     num_layers = positive(fields, "num_hidden_layers")
-    attention_bias = flag(fields, "attention_bias") if family.qkv_bias is None else family.qkv_bias
-    layers = read_layers(fields, num_layers, family.windows, unrotated=family.unrotated)
-    types = {layer.rope.rope_type for layer in layers if layer.rope is not None} - {"default"}
-    if family.plain_rope and types:
-        raise UnsupportedModel(
-            f"config.json: rope_type {types.pop()!r} is not supported for {architecture}; default is"
-        )
+    qkv_bias, o_bias, mlp_bias = family.qkv_bias, family.o_bias, family.mlp_bias
     return ModelConfig(
         architecture=architecture,
         family=family.name,
         vocab_size=positive(fields, "vocab_size"),
         hidden_size=hidden,
-        intermediate_size=positive(fields, "intermediate_size"),
+        intermediate_size=positive(fields, family.intermediate_size),
         num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=_epsilon(fields.get("rms_norm_eps", 1e-6)),
-        layers=layers,
+        layers=read_layers(fields, num_layers, head_dim, family.windows, family.rotation),
         max_position_embeddings=positive(fields, "max_position_embeddings"),
         tie_word_embeddings=flag(fields, "tie_word_embeddings"),
-        attention_bias=attention_bias,
-        o_bias=attention_bias and family.qkv_bias is None,
-        mlp_bias=flag(fields, "mlp_bias") if family.mlp_bias is None else family.mlp_bias,
-        qk_norm=family.qk_norm,
-        merged=family.merged,
+        attention_bias=flag(fields, "attention_bias") if qkv_bias is None else qkv_bias,
+        o_bias=flag(fields, o_bias) if isinstance(o_bias, str) else o_bias,
+        mlp_bias=flag(fields, "mlp_bias") if mlp_bias is None else mlp_bias,
+        head_norms=family.head_norms,
+        norm_offset=family.norm_offset,
+        activation=activation,
+        names=family.names,
         dtype=_dtype(fields),
+        **_multipliers(fields, family, head_dim, hidden),
+        wrapped=wrapper is not None,
         experts=None if family.experts is None else read_experts(fields, family.experts, num_layers),
         quantized=read_quantization(raw),
         bos_token_id=generation.get("bos_token_id", raw.get("bos_token_id")),
@@ -186,24 +216,73 @@ def _read_json(file: Path) -> dict[str, Any] | None:
     return value
 
 
-def _architecture(raw: Mapping[str, Any]) -> tuple[str, Family]:
+def _architecture(raw: Mapping[str, Any]) -> str:
     names = raw.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UnsupportedModel(f"config.json: architectures must be a list of names, not {names!r}")
     for name in names:
-        if name in FAMILIES:
-            family, kind = FAMILIES[name], raw.get("model_type")
-            if kind is not None and kind != family.name:
-                raise UnsupportedModel(
-                    f"config.json: model_type {kind!r} contradicts the architecture {name}, which is "
-                    f"{family.name!r}"
-                )
-            return name, family
-    supported = ", ".join(FAMILIES)
+        if name in FAMILIES or name in WRAPPERS:
+            return name
+    supported = ", ".join([*FAMILIES, *WRAPPERS])
     if not names:
         raise UnsupportedModel(f"config.json names no architectures; supported are {supported}")
     code = " (its own code, named in auto_map, is never run)" if raw.get("auto_map") else ""
     raise UnsupportedModel(f"config.json: architectures is {list(names)}{code}; supported are {supported}")
+
+
+def _check_model_type(raw: Mapping[str, Any], architecture: str, expected: str) -> None:
+    kind = raw.get("model_type")
+    if kind is not None and kind != expected:
+        raise UnsupportedModel(
+            f"config.json: model_type {kind!r} contradicts the architecture {architecture}, which is "
+            f"{expected!r}"
+        )
+
+
+def _text_half(raw: Mapping[str, Any], architecture: str, wrapper: Wrapper) -> tuple[dict[str, Any], Family]:
+    """The fields of text_config, with those beside it that concern it, and its family."""
+    _check_model_type(raw, architecture, wrapper.name)
+    text = raw.get("text_config")
+    if not isinstance(text, dict):
+        raise UnsupportedModel(f"config.json: text_config must be an object, not {text!r}")
+    families = {FAMILIES[name].name: FAMILIES[name] for name in wrapper.texts}
+    kind = text.get("model_type") or next(iter(families))
+    if kind not in families:
+        raise UnsupportedModel(
+            f"config.json: text_config.model_type {kind!r} is not supported for {architecture}; "
+            f"{', '.join(families)} are"
+        )
+    beside = {
+        name: value
+        for name, value in raw.items()
+        if name not in wrapper.fields and name not in ("architectures", "model_type", "text_config")
+    }
+    ignored = {"architectures": None, "_name_or_path": None}
+    return {**wrapper.defaults, **text, **ignored, **beside, "model_type": kind}, families[kind]
+
+
+def _multipliers(
+    fields: Mapping[str, Any], family: Family, head_dim: int, hidden_size: int
+) -> dict[str, Any]:
+    """The fields of ModelConfig that config.json calls multipliers, scalings and caps."""
+    values: dict[str, float] = {}
+    for name in family.multipliers & fields.keys():
+        value = fields[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise UnsupportedModel(f"config.json: {name} must be a positive number, not {value!r}")
+        values[name] = float(value)
+    scale = values.get("query_pre_attn_scalar", float(head_dim)) ** -0.5
+    return {
+        "attention_scale": values.get("attention_multiplier", scale),
+        "attention_softcap": values.get("attn_logit_softcapping"),
+        "logits_softcap": values.get("final_logit_softcapping"),
+        "logits_scale": 1.0 / values.get("logits_scaling", 1.0),
+        "embedding_scale": values.get(
+            "embedding_multiplier", hidden_size**0.5 if family.scaled_embedding else 1.0
+        ),
+        "rounds_embedding_scale": family.scaled_embedding,
+        "residual_scale": values.get("residual_multiplier", 1.0),
+    }
 
 
 def _dtype(fields: Mapping[str, Any]) -> str:
@@ -234,7 +313,14 @@ def _token_ids(sources: Mapping[str, object], vocab_size: int) -> tuple[int, ...
     return tuple(ids)
 
 
-def _refuse_activation(fields: Mapping[str, Any]) -> None:
-    activation = fields.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise UnsupportedModel(f"config.json: hidden_act {activation!r} is not supported; silu is")
+def _activation(fields: Mapping[str, Any], family: Family) -> str:
+    name = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
+    asked = fields.get(name, "silu")
+    if asked in ("silu", "swish"):
+        return "silu"
+    if asked == "gelu_pytorch_tanh" and family.experts is None:
+        return "gelu_tanh"
+    raise UnsupportedModel(
+        f"config.json: {name} {asked!r} is not supported; silu is"
+        + ("" if family.experts is not None else ", and gelu_pytorch_tanh")
+    )

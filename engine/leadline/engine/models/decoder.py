@@ -1,16 +1,18 @@
-"""The one decoder: Llama, Mistral, SmolLM2, Qwen2, Qwen3, SmolLM3, Phi-3, Mixtral and Qwen3-MoE differ
-in ModelConfig's switches only.
+"""The one decoder: families differ in ModelConfig's values only.
 
     input ids → embedding ─┬─────────── + ─┬──────── + ─ ... ─ norm → hidden states → head → logits
                            └ norm → attn ─┘└ norm → mlp ┘
 
 The residual stream is carried beside the activations, so that each addition and the norm after it are one
 operation (`add_rms_norm`). Attention itself is the caller's: `attend(layer, q, k, v)`.
+
+Models whose layers differ from this drawing (norms after attention and MLP, another activation, scaled sums)
+go through variants.py; which way a model takes is settled when it is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,10 +30,12 @@ from leadline.engine.models.layers import (
     Slots,
     VocabEmbedding,
     VocabHead,
+    WholeNorm,
 )
 from leadline.engine.models.ops import Ops, Rotations, select_ops
 from leadline.engine.models.parallel import SINGLE, Sum, TensorParallel, check_split
-from leadline.engine.models.rope import rope_tables
+from leadline.engine.models.rope import pair_order, query_factors, rope_tables
+from leadline.engine.models.variants import is_variant, variant_layers, with_factors
 
 if TYPE_CHECKING:
     from leadline.engine.models.few_rows import FewRows
@@ -50,36 +54,66 @@ class DecoderLayer:
         heads, kv_heads = tp.heads(config.num_heads, config.num_kv_heads)
 
         self.index, self.ops, self.eps = index, ops, config.rms_norm_eps
-        self.rotation = rotation
-        self.num_heads, self.num_kv_heads = heads.count, kv_heads.count
-        self.input_norm = Norm(config.hidden_size, place)
+        self.rope, self.rotation = config.layers[index].rope, rotation
+        self.num_heads, self.num_kv_heads, self.head_dim = heads.count, kv_heads.count, dim
+        self.names, self.offset = config.names, config.norm_offset
+        hidden, names = config.hidden_size, config.names
+
+        def norm(name: str | None) -> Norm | None:
+            return None if name is None else Norm(hidden, place, offset=config.norm_offset)
+
+        self.before_attention, self.after_attention = (
+            norm(names.before_attention),
+            norm(names.after_attention),
+        )
+        self.before_mlp, self.after_mlp = norm(names.before_mlp), norm(names.after_mlp)
         self.qkv = ColumnLinear(
             [
-                ("q_proj", heads.times(dim)),
-                ("k_proj", kv_heads.times(dim)),
-                ("v_proj", kv_heads.times(dim)),
+                ("self_attn.q_proj", heads.times(dim)),
+                ("self_attn.k_proj", kv_heads.times(dim)),
+                ("self_attn.v_proj", kv_heads.times(dim)),
             ],
-            config.hidden_size,
+            hidden,
             place,
             bias=config.attention_bias,
-            merged="qkv_proj" if config.merged else None,
+            merged=names.qkv,
         )
-        self.q_norm, self.k_norm = (Norm(dim, place), Norm(dim, place)) if config.qk_norm else (None, None)
-        self.o = RowLinear(config.hidden_size, heads.times(dim), place, tp, Sum.O, bias=config.o_bias)
-        self.post_norm = Norm(config.hidden_size, place)
+        self.q_norm: Norm | None = None
+        self.k_norm: Norm | None = None
+        self.whole_norm: WholeNorm | None = None
+        """It does the work of the two above, over all heads at once."""
+        if config.head_norms == "head":
+            self.q_norm, self.k_norm = (Norm(dim, place, offset=config.norm_offset) for _ in range(2))
+        elif config.head_norms == "whole":
+            self.q_norm, self.k_norm = Norm(heads.times(dim), place), Norm(kv_heads.times(dim), place)
+            self.whole_norm = WholeNorm(self.q_norm, self.k_norm, heads, kv_heads, dim, tp, self.eps)
+        self.o = RowLinear(hidden, heads.times(dim), place, tp, Sum.O, bias=config.o_bias)
         self.experts: Experts | None = None
+        self.activation = ops.silu_and_mul if config.activation == "silu" else ops.gelu_and_mul
         if config.experts is not None and index not in config.experts.dense_layers:
-            self.experts = Experts(config.experts, config.hidden_size, place, tp, ops)
+            self.experts = Experts(config.experts, hidden, place, tp, ops)
         else:
             columns = tp.share(config.intermediate_size)
             self.gate_up = ColumnLinear(
-                [("gate_proj", columns), ("up_proj", columns)],
-                config.hidden_size,
+                [("mlp.gate_proj", columns), ("mlp.up_proj", columns)],
+                hidden,
                 place,
                 bias=config.mlp_bias,
-                merged="gate_up_proj" if config.merged else None,
+                merged=names.gate_up,
             )
-            self.down = RowLinear(config.hidden_size, columns, place, tp, Sum.DOWN, bias=config.mlp_bias)
+            self.down = RowLinear(hidden, columns, place, tp, Sum.DOWN, bias=config.mlp_bias)
+
+    @property
+    def input_norm(self) -> Norm:
+        """The one before attention, of a layer that has it."""
+        assert self.before_attention is not None
+        return self.before_attention
+
+    @property
+    def post_norm(self) -> Norm:
+        """The one before the MLP, of a layer that has it."""
+        assert self.before_mlp is not None
+        return self.before_mlp
 
     def attention(
         self,
@@ -105,7 +139,9 @@ class DecoderLayer:
         """q, k and v heads of the merged projection, normed and rotated; k and v in the cache if told to."""
         norms = target = None
         cos, sin, positions = rotations[self.rotation]
-        if self.q_norm is not None and self.k_norm is not None:
+        if self.whole_norm is not None:
+            self.whole_norm(qkv)
+        elif self.q_norm is not None and self.k_norm is not None:
             norms = (self.q_norm.weight, self.k_norm.weight, self.eps)
         if write is not None:
             target = (*write.caches[self.index], write.slot_mapping)
@@ -114,26 +150,50 @@ class DecoderLayer:
         )
 
     def slots(self, prefix: str) -> Slots:
-        yield from self.input_norm.slots(f"{prefix}.input_layernorm")
-        yield from self.qkv.slots(f"{prefix}.self_attn")
-        if self.q_norm is not None and self.k_norm is not None:
-            yield from self.q_norm.slots(f"{prefix}.self_attn.q_norm")
-            yield from self.k_norm.slots(f"{prefix}.self_attn.k_norm")
+        names = self.names
+        for norm, name in (
+            (self.before_attention, names.before_attention),
+            (self.after_attention, names.after_attention),
+            (self.before_mlp, names.before_mlp),
+            (self.after_mlp, names.after_mlp),
+            (self.q_norm, "self_attn.q_norm"),
+            (self.k_norm, "self_attn.k_norm"),
+        ):
+            if norm is not None:
+                yield from norm.slots(f"{prefix}.{name}")
+        yield from self.qkv.slots(prefix)
         yield from self.o.slots(f"{prefix}.self_attn.o_proj")
-        yield from self.post_norm.slots(f"{prefix}.post_attention_layernorm")
         if self.experts is not None:
             yield from self.experts.slots(prefix)
             return
-        yield from self.gate_up.slots(f"{prefix}.mlp")
-        yield from self.down.slots(f"{prefix}.mlp.down_proj")
+        yield from self.gate_up.slots(prefix)
+        yield from self.down.slots(f"{prefix}.{names.down}")
+
+    def settle(self) -> None:
+        """Call once after loading: weights as checkpoints have them become those that `attention` takes."""
+        norms = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
+        for norm in (*norms, self.q_norm, self.k_norm):
+            if norm is not None:
+                norm.settle()
+        order = pair_order(self.rope, self.head_dim)
+        if order is None:
+            return
+        dim, device = self.head_dim, self.qkv.weight.device
+        rows = torch.arange(self.qkv.out_features, device=device).view(-1, dim)
+        rotated = self.num_heads + self.num_kv_heads
+        rows[:rotated] = rows[:rotated][:, torch.tensor(order, device=device)]
+        self.qkv.reorder_rows(rows.flatten())
+        for norm in (self.q_norm, self.k_norm):
+            if norm is not None:
+                norm.weight.copy_(norm.weight.view(-1, dim)[:, torch.tensor(order, device=device)].flatten())
 
     def named_linears(self, prefix: str) -> Iterator[tuple[str, ColumnLinear | RowLinear]]:
         """Yield each linear with the prefix that `slots` gives it."""
-        yield f"{prefix}.self_attn", self.qkv
+        yield prefix, self.qkv
         yield f"{prefix}.self_attn.o_proj", self.o
         if self.experts is None:
-            yield f"{prefix}.mlp", self.gate_up
-            yield f"{prefix}.mlp.down_proj", self.down
+            yield prefix, self.gate_up
+            yield f"{prefix}.{self.names.down}", self.down
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -174,7 +234,7 @@ class Decoder:
         heads, kv_heads = tp.heads(config.num_heads, config.num_kv_heads)
         self.num_heads, self.num_kv_heads = heads.count, kv_heads.count
         self.head_dim = config.head_dim
-        self.attention_scale, self.attention_softcap = config.head_dim**-0.5, None
+        self.attention_scale, self.attention_softcap = config.attention_scale, config.attention_softcap
         self.windows = tuple(layer.window for layer in config.layers)
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
@@ -185,16 +245,26 @@ class Decoder:
         tables = [rope_tables(rope, config.head_dim, positions, device) for rope in ropes]
         self.rope_tables = [(cos.to(dtype), sin.to(dtype)) for cos, sin in tables]
         """Of each kind of rotation."""
+        self.query_factors = query_factors(ropes[0], positions, device)
         self.embed = VocabEmbedding(config.vocab_size, config.hidden_size, place, tp)
         self.layers = [
             DecoderLayer(index, config, place, tp, self.ops, ropes.index(layer.rope))
             for index, layer in enumerate(config.layers)
         ]
-        self.norm = Norm(config.hidden_size, place)
+        self.norm = Norm(config.hidden_size, place, offset=config.norm_offset)
+        self.variant = is_variant(config)
         # The norm that comes after each layer: the next layer's first one, or the final one.
-        self.following_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
+        firsts = [] if self.variant else [layer.input_norm for layer in self.layers[1:]]
+        self.following_norms = [*firsts, self.norm]
         tied = self.embed if config.tie_word_embeddings else None
         self.head = VocabHead(config.vocab_size, config.hidden_size, place, tp, tied)
+        scale = config.embedding_scale
+        self.embedding_scale = (
+            torch.tensor(scale, dtype=dtype).item() if config.rounds_embedding_scale else scale
+        )
+        self._look_up = self.embed if scale == 1.0 else self._scaled_embedding
+        shaped = config.logits_scale != 1.0 or config.logits_softcap is not None
+        self._shape: Callable[[torch.Tensor], torch.Tensor] = self._shaped_logits if shaped else _as_they_are
         self.few_rows: FewRows | None = None
         """Small steps take another way through the layers, where the device has one; set by `finalize`."""
 
@@ -220,11 +290,15 @@ class Decoder:
                 (cos[positions].unsqueeze(1), sin[positions].unsqueeze(1), None)
                 for cos, sin in self.rope_tables
             ]
+        if self.query_factors is not None:
+            attend = with_factors(attend, self.query_factors[positions])
+        residual = self._look_up(input_ids)
+        if self.variant:
+            return variant_layers(self, residual, rotations, attend, write, rows)
         few = self.few_rows
         if few is not None and write is not None and few.takes(len(input_ids)):
-            hidden = few.layers(self.embed(input_ids), rotations, attend, write)
+            hidden = few.layers(residual, rotations, attend, write)
             return hidden if rows is None else hidden.index_select(0, rows)
-        residual = self.embed(input_ids)
         x = ops.rms_norm(residual, self.layers[0].input_norm.weight, eps)
         done = 0
         if self._interleaves(len(x)):
@@ -246,7 +320,7 @@ class Decoder:
     def _interleaves(self, tokens: int) -> bool:
         """Whether sums of a step run beside its products. Sums by copies cannot be captured."""
         least = self.tp.interleave_tokens
-        if self.config.experts is not None:
+        if self.config.experts is not None or self.variant:
             return False
         if least is None or tokens < max(least, 2) or self.by_fabric(Sum.O, tokens):
             return False
@@ -278,8 +352,17 @@ class Decoder:
         """[R, hidden] → [R, vocab] in the model's dtype, gathered over ranks; in `out` if it is given."""
         few = self.few_rows
         if few is not None and self.tp.size == 1 and few.takes(len(hidden)):
-            return few.logits(hidden, out)
-        return self.head(hidden, out)
+            return self._shape(few.logits(hidden, out))
+        return self._shape(self.head(hidden, out))
+
+    def _scaled_embedding(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.embed(input_ids).mul_(self.embedding_scale)
+
+    def _shaped_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Scaled and capped, in place."""
+        logits.mul_(self.config.logits_scale)
+        cap = self.config.logits_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def slots(self) -> Slots:
         """Every checkpoint tensor this rank needs, by its Hugging Face name; a merged one several times."""
@@ -289,12 +372,22 @@ class Decoder:
         yield from self.norm.slots("model.norm")
         yield from self.head.slots("lm_head")
 
+    def settle(self) -> None:
+        """Call once after loading, before anything else: see `DecoderLayer.settle`."""
+        self.norm.settle()
+        for layer in self.layers:
+            layer.settle()
+
     def finalize(self) -> None:
         """Call once after loading: put weights into the layout that runs fastest, layer by layer."""
         for layer in self.layers:
             layer.finalize()
         self.head.finalize()
-        if self.writes_kv:
+        if self.writes_kv and not self.variant:
             from leadline.engine.models.few_rows import FewRows
 
             self.few_rows = FewRows.of(self)
+
+
+def _as_they_are(logits: torch.Tensor) -> torch.Tensor:
+    return logits

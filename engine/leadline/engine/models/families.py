@@ -4,12 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from leadline.engine.models.experts_config import ExpertNames
-from leadline.engine.models.layer_config import WindowRule
+from leadline.engine.models.layer_config import RotationRule, WindowRule
 
-__all__ = ["FAMILIES", "Family"]
+__all__ = ["FAMILIES", "WRAPPERS", "Family", "TensorNames", "Wrapper"]
+
+
+@dataclass(slots=True, frozen=True)
+class TensorNames:
+    """Names in a checkpoint below `model.layers.N`; None: there is no such tensor."""
+
+    before_attention: str | None = "input_layernorm"
+    """A norm, as the three that follow."""
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+    qkv: str | None = None
+    """q, k and v projections in one tensor, not in q_proj, k_proj and v_proj of self_attn."""
+    gate_up: str | None = None
+    """Gate and up projections in one tensor, not in mlp.gate_proj and mlp.up_proj."""
+    down: str = "mlp.down_proj"
+
+
+_POST_NORMS = TensorNames(
+    before_attention=None,
+    after_attention="post_attention_layernorm",
+    before_mlp=None,
+    after_mlp="post_feedforward_layernorm",
+)
+_GEMMA_NORMS = TensorNames(
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+_GRANITE = {
+    "attention_multiplier": 1.0,
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "residual_multiplier": 1.0,
+}
 
 
 @dataclass(slots=True, frozen=True)
@@ -17,33 +52,45 @@ class Family:
     """Traits that a family's config.json leaves unsaid. A bias named None is read from the config."""
 
     name: str
+    """model_type"""
     qkv_bias: bool | None = False
-    """None: the field attention_bias decides, and o_proj follows it."""
+    """None: the field attention_bias decides."""
+    o_bias: bool | Literal["attention_bias", "attention_out_bias"] = False
+    """Or the field that decides."""
     mlp_bias: bool | None = False
     """None: the field mlp_bias decides."""
-    qk_norm: bool = False
-    """RMSNorm over each query and key head before the rotary embedding."""
+    head_norms: Literal["none", "head", "whole"] = "none"
+    """RMSNorm of queries and keys before they are rotated: of each head, or over all heads of a token."""
+    norm_offset: bool = False
+    """Norms multiply by 1 + weight."""
+    scaled_embedding: bool = False
+    """Embeddings are multiplied by the root of hidden_size."""
     windows: WindowRule = field(default_factory=WindowRule)
-    unrotated: bool = False
-    """no_rope_layers has a 0 for each layer without a rotary embedding; without it, every
-    no_rope_layer_interval-th is one."""
-    merged: bool = False
-    """Checkpoints have qkv_proj and gate_up_proj, each one tensor."""
+    rotation: RotationRule = field(default_factory=RotationRule)
+    names: TensorNames = field(default_factory=TensorNames)
+    intermediate_size: str = "intermediate_size"
+    """The field with the width of a plain MLP."""
     experts: ExpertNames | None = None
     """Its MLPs are mixtures of experts."""
-    plain_rope: bool = False
-    """The reference implementation knows no rope scaling but longrope, and takes other names for it."""
+    multipliers: frozenset[str] = frozenset()
+    """Fields that are read here and refused elsewhere, because they change what is computed: attention_scale
+    and the like (config.py)."""
     code: frozenset[str] = frozenset()
     """Classes in auto_map that became this architecture as they are."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of fields that may be absent, as the family's reference implementation has them."""
+    harmless: frozenset[str] = frozenset()
+    """Fields of parts that the supported models of the family lack, or of training."""
+    required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Fields whose other values ask for a part that is not supported."""
 
     @property
     def fields(self) -> frozenset[str]:
         """Fields of config.json that are read for this family beside those of every one."""
-        names = set(self.defaults)
-        if self.unrotated:
-            names |= {"no_rope_layers", "no_rope_layer_interval"}
+        names = {*self.defaults, *self.multipliers, *self.harmless, *self.required, self.intermediate_size}
+        names |= self.windows.fields | self.rotation.fields
+        if isinstance(self.o_bias, str):
+            names.add(self.o_bias)
         if self.experts is not None:
             names |= {*self.experts.counts, self.experts.size, "num_experts_per_tok"}
             names |= {"mlp_only_layers", "decoder_sparse_step", "norm_topk_prob"}
@@ -51,11 +98,36 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family("llama", qkv_bias=None, mlp_bias=None),
+    "LlamaForCausalLM": Family("llama", qkv_bias=None, o_bias="attention_bias", mlp_bias=None),
     "MistralForCausalLM": Family(
         "mistral",
         windows=WindowRule("all"),
         defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+    ),
+    "MinistralForCausalLM": Family(
+        "ministral",
+        windows=WindowRule("all"),
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+    ),
+    "Ministral3ForCausalLM": Family(
+        "ministral3",
+        windows=WindowRule("all"),
+        rotation=RotationRule(scales_queries=True),
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 262_144,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1_000_000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
     ),
     "Qwen2ForCausalLM": Family(
         "qwen2",
@@ -66,7 +138,8 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": Family(
         "qwen3",
         qkv_bias=None,
-        qk_norm=True,
+        o_bias="attention_bias",
+        head_norms="head",
         windows=WindowRule("from max_window_layers", switch=True),
         defaults={
             "num_key_value_heads": 32,
@@ -78,9 +151,10 @@ FAMILIES: dict[str, Family] = {
     "SmolLM3ForCausalLM": Family(
         "smollm3",
         qkv_bias=None,
+        o_bias="attention_bias",
         mlp_bias=None,
         windows=WindowRule("unrotated", switch=True),
-        unrotated=True,
+        rotation=RotationRule(still="listed"),
         defaults={
             "num_key_value_heads": 4,
             "tie_word_embeddings": True,
@@ -91,10 +165,164 @@ FAMILIES: dict[str, Family] = {
     "Phi3ForCausalLM": Family(
         "phi3",
         windows=WindowRule("all"),
-        merged=True,
-        plain_rope=True,
+        rotation=RotationRule(
+            types=frozenset({"default", "longrope"}),
+            other_names={"su": "longrope", "yarn": "longrope"},
+            partial=1.0,
+        ),
+        names=TensorNames(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
         code=frozenset({"configuration_phi3.Phi3Config", "modeling_phi3.Phi3ForCausalLM"}),
+        defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    ),
+    "GlmForCausalLM": Family(
+        "glm",
+        qkv_bias=None,
+        rotation=RotationRule(partial=0.5, interleaved=True),
+        names=TensorNames(gate_up="mlp.gate_up_proj"),
+        defaults={
+            "attention_bias": True,
+            "head_dim": 128,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1.5625e-07,
+        },
+    ),
+    "Glm4ForCausalLM": Family(
+        "glm4",
+        qkv_bias=None,
+        rotation=RotationRule(partial=0.5, interleaved=True),
+        names=TensorNames(
+            after_attention="post_self_attn_layernorm",
+            after_mlp="post_mlp_layernorm",
+            gate_up="mlp.gate_up_proj",
+        ),
+        defaults={
+            "attention_bias": True,
+            "head_dim": 128,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1.5625e-07,
+        },
+    ),
+    "GraniteForCausalLM": Family(
+        "granite",
+        qkv_bias=None,
+        o_bias="attention_bias",
+        mlp_bias=None,
+        multipliers=frozenset(_GRANITE),
+        defaults=_GRANITE,
+    ),
+    "GraniteMoeHybridForCausalLM": Family(
+        "granitemoehybrid",
+        qkv_bias=None,
+        o_bias="attention_bias",
+        windows=WindowRule(required=True),
+        rotation=RotationRule(still="by position_embedding_type"),
+        names=TensorNames(gate_up="shared_mlp.input_linear", down="shared_mlp.output_linear"),
+        intermediate_size="shared_intermediate_size",
+        multipliers=frozenset(_GRANITE),
+        defaults={**_GRANITE, "shared_intermediate_size": 1024, "num_local_experts": 8},
+        required={"num_local_experts": (0,)},
+        harmless=frozenset(
+            {
+                "intermediate_size",
+                "layers_block_type",
+                "mamba_chunk_size",
+                "mamba_conv_bias",
+                "mamba_d_conv",
+                "mamba_d_head",
+                "mamba_d_state",
+                "mamba_expand",
+                "mamba_n_groups",
+                "mamba_n_heads",
+                "mamba_proj_bias",
+                "normalization_function",
+                "num_experts_per_tok",
+                "time_step_limit",
+                "init_method",
+            }
+        ),
+    ),
+    "Olmo2ForCausalLM": Family(
+        "olmo2",
+        qkv_bias=None,
+        o_bias="attention_bias",
+        head_norms="whole",
+        names=_POST_NORMS,
         defaults={"rms_norm_eps": 1e-5},
+    ),
+    "Olmo3ForCausalLM": Family(
+        "olmo3",
+        qkv_bias=None,
+        o_bias="attention_bias",
+        head_norms="whole",
+        windows=WindowRule("pattern", every=4),
+        rotation=RotationRule(by_kind=True, window_theta=500_000.0),
+        names=_POST_NORMS,
+        defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 500_000.0},
+    ),
+    "Exaone4ForCausalLM": Family(
+        "exaone4",
+        head_norms="head",
+        windows=WindowRule("pattern", every=4, pattern_field=True),
+        rotation=RotationRule(still="full layers beside windows"),
+        names=_POST_NORMS,
+        defaults={"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "sliding_window": 4096},
+    ),
+    "SeedOssForCausalLM": Family(
+        "seed_oss",
+        qkv_bias=None,
+        o_bias="attention_out_bias",
+        mlp_bias=None,
+        defaults={"attention_bias": True, "num_key_value_heads": 8, "head_dim": 128},
+        harmless=frozenset({"residual_dropout"}),
+    ),
+    "Gemma2ForCausalLM": Family(
+        "gemma2",
+        qkv_bias=None,
+        o_bias="attention_bias",
+        norm_offset=True,
+        scaled_embedding=True,
+        windows=WindowRule("pattern", every=2),
+        names=_GEMMA_NORMS,
+        multipliers=frozenset({"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}),
+        defaults={
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "num_key_value_heads": 4,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "tie_word_embeddings": True,
+        },
+        harmless=frozenset({"cache_implementation"}),
+    ),
+    "Gemma3ForCausalLM": Family(
+        "gemma3_text",
+        qkv_bias=None,
+        o_bias="attention_bias",
+        head_norms="head",
+        norm_offset=True,
+        scaled_embedding=True,
+        windows=WindowRule("pattern", every=6, pattern_field=True),
+        rotation=RotationRule(by_kind=True, window_theta=10_000.0, window_field="rope_local_base_freq"),
+        names=_GEMMA_NORMS,
+        multipliers=frozenset({"query_pre_attn_scalar", "final_logit_softcapping"}),
+        defaults={
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "max_position_embeddings": 131_072,
+            "num_attention_heads": 8,
+            "num_hidden_layers": 26,
+            "num_key_value_heads": 4,
+            "query_pre_attn_scalar": 256,
+            "rope_theta": 1_000_000.0,
+            "sliding_window": 4096,
+            "tie_word_embeddings": True,
+            "vocab_size": 262_208,
+        },
+        harmless=frozenset({"cache_implementation", "_sliding_window_pattern"}),
     ),
     "MixtralForCausalLM": Family(
         "mixtral",
@@ -120,7 +348,8 @@ FAMILIES: dict[str, Family] = {
     "Qwen3MoeForCausalLM": Family(
         "qwen3_moe",
         qkv_bias=None,
-        qk_norm=True,
+        o_bias="attention_bias",
+        head_norms="head",
         windows=WindowRule("all", switch=True),
         experts=ExpertNames(
             counts=("num_experts", "num_local_experts"),
@@ -140,3 +369,54 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 """Architecture name, as config.json's `architectures` has it → family."""
+
+
+@dataclass(slots=True, frozen=True)
+class Wrapper:
+    """A model of text and images, of which the text half is served."""
+
+    name: str
+    """model_type"""
+    texts: tuple[str, ...]
+    """Architectures that its text half may be; the first where text_config names no model_type."""
+    fields: frozenset[str]
+    """Beside text_config, of the half that is not served."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+WRAPPERS: dict[str, Wrapper] = {
+    "Gemma3ForConditionalGeneration": Wrapper(
+        "gemma3",
+        texts=("Gemma3ForCausalLM",),
+        fields=frozenset(
+            {
+                "boi_token_index",
+                "boi_token_id",
+                "eoi_token_index",
+                "eoi_token_id",
+                "image_token_index",
+                "image_token_id",
+                "mm_tokens_per_image",
+                "vision_config",
+            }
+        ),
+        defaults={"tie_word_embeddings": True},
+    ),
+    "Mistral3ForConditionalGeneration": Wrapper(
+        "mistral3",
+        texts=("MistralForCausalLM", "Ministral3ForCausalLM"),
+        fields=frozenset(
+            {
+                "image_token_index",
+                "image_token_id",
+                "multimodal_projector_bias",
+                "projector_hidden_act",
+                "spatial_merge_size",
+                "vision_config",
+                "vision_feature_layer",
+            }
+        ),
+        defaults={"tie_word_embeddings": True},
+    ),
+}
+"""Architecture name → wrapper."""

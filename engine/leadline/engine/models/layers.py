@@ -35,6 +35,7 @@ __all__ = [
     "Slots",
     "VocabEmbedding",
     "VocabHead",
+    "WholeNorm",
     "can_pack",
 ]
 
@@ -82,13 +83,54 @@ class Form(enum.Enum):
 
 
 class Norm:
-    """The weight of an RMSNorm, whole on every rank."""
+    """The weight of an RMSNorm, whole on every rank, or a rank's part of it."""
 
-    def __init__(self, size: int, place: Place) -> None:
-        self.weight = place.empty(size)
+    def __init__(self, size: int | Part, place: Place, *, offset: bool = False) -> None:
+        """offset: the norm multiplies by 1 + what the checkpoint has. Such weights are kept in float32: in 16
+        bits the sum would lose most of their digits."""
+        self.part = size if isinstance(size, Part) else Part(size, 0, size, size)
+        self.offset = offset
+        dtype = torch.promote_types(place.dtype, torch.float32) if offset else place.dtype
+        self.weight = Place(dtype, place.device).zeros(self.part.count)
 
     def slots(self, prefix: str) -> Slots:
-        yield f"{prefix}.weight", Slot(self.weight, tuple(self.weight.shape))
+        part = self.part
+        yield f"{prefix}.weight", Slot(self.weight[: part.filled], (part.total,), 0, part.start)
+
+    def settle(self) -> None:
+        """Call once after loading."""
+        if self.offset:
+            self.weight.add_(1.0)
+
+
+class WholeNorm:
+    """RMSNorms over all query heads of a token and over all its key heads, of all ranks."""
+
+    def __init__(
+        self,
+        q_norm: Norm,
+        k_norm: Norm,
+        heads: Part,
+        kv_heads: Part,
+        dim: int,
+        tp: TensorParallel,
+        eps: float,
+    ) -> None:
+        self.q_norm, self.k_norm, self.tp, self.eps = q_norm, k_norm, tp, eps
+        self.widths = [heads.count * dim, kv_heads.count * dim]
+        # Where there are more ranks than KV heads, several ranks have the same one.
+        copies = max(1, tp.size // kv_heads.total) if tp.size % kv_heads.total == 0 else 1
+        totals = [heads.total * dim, kv_heads.total * dim * copies]
+        self.totals = torch.tensor(totals, dtype=torch.float32, device=q_norm.weight.device)
+
+    def __call__(self, qkv: torch.Tensor) -> None:
+        """qkv [T, q | k | v], q and k overwritten."""
+        parts = qkv[:, : sum(self.widths)].split(self.widths, dim=1)
+        wide = [part.to(self.totals.dtype) for part in parts]
+        squares = torch.stack([part.square().sum(dim=1) for part in wide], dim=1)
+        inverse = torch.rsqrt(self.tp.all_reduce(squares) / self.totals + self.eps)
+        for index, norm in enumerate((self.q_norm, self.k_norm)):
+            parts[index].copy_(wide[index] * inverse[:, index, None] * norm.weight)
 
 
 class Linear:
@@ -212,6 +254,17 @@ class ColumnLinear(Linear):
         if self.merged is not None:
             return [f"{prefix}.{self.merged}"]
         return [f"{prefix}.{name}" for name, _ in self.parts]
+
+    def reorder_rows(self, order: torch.Tensor) -> None:
+        """Call after loading and before `finalize`: row i becomes what row order[i] was, in every form."""
+        tensors = [self.weight, self.scale, self.bias]
+        if (grouped := self.grouped) is not None:
+            tensors = [grouped.values, grouped.scales, grouped.zeros, grouped.row_scale, self.bias]
+        for tensor in tensors:
+            if tensor is not None:
+                # torch indexes no 8-bit floats: they go as bytes.
+                rows = tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
+                rows.copy_(rows.index_select(0, order))
 
     def slots(self, prefix: str) -> Slots:
         row, above, total = 0, 0, sum(part.total for _, part in self.parts)

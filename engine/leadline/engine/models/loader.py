@@ -26,7 +26,6 @@ from leadline.engine.models.layers import Slot
 from leadline.engine.models.parallel import TensorParallel
 from leadline.engine.models.quantized_config import StoredAs
 from leadline.engine.models.quantized_files import StoredLinear
-from leadline.engine.models.registry import build_model
 from leadline.engine.models.targets import FP8Rows, RoundedRows
 from leadline.engine.progress import ByteMeter, ReportStage, no_report, progress_bar
 
@@ -75,10 +74,12 @@ def load_model(
         tp = dataclasses.replace(collectives, rank=tp_rank, size=tp_size)
     weights: _Weights | None = None
     if load_format != "dummy":
-        weights = _Weights(local.path if isinstance(local, LocalModel) else Path(local))
+        weights = _Weights(
+            local.path if isinstance(local, LocalModel) else Path(local), wrapped=config.wrapped
+        )
         config = _tied_as_stored(config, weights)
     with torch.inference_mode():
-        model = build_model(
+        model = Decoder(
             config,
             dtype=dtype,
             device=torch.device(device),
@@ -93,6 +94,7 @@ def load_model(
             _fill_randomly(model, seed)
         else:
             _fill(model, weights, stored, progress and tp_rank == 0, report)
+        model.settle()
         if fp8_kv:
             from leadline.engine.models.kv_scales import fold_kv_scales
 
@@ -120,19 +122,37 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
+_NOT_TEXT = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
+
+def _name(stored: str) -> str:
+    """The name that a tensor of a text half has in a model of text alone."""
+    for marked, plain in (("language_model.model.", "model."), ("model.language_model.", "model.")):
+        if stored.startswith(marked):
+            return plain + stored.removeprefix(marked)
+    return stored.removeprefix("language_model.")
+
+
 class _Weights:
     """The tensors of a folder: which file has each.
 
     Raises ModelNotFound for files that cannot be read, UnsupportedModel for a tensor that two files have: one
-    would silently win.
+    would silently win. wrapped: the text half of a model of text and images; names lose what marks them as
+    such, and the other tensors are left out with one warning.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.files: dict[Path, list[str]] = {}
+    def __init__(self, folder: Path, *, wrapped: bool = False) -> None:
+        self.files: dict[Path, dict[str, str]] = {}
+        """Of each file: name → what the file calls it."""
         self.file_of: dict[str, Path] = {}
+        skipped: list[str] = []
         for file in _weight_files(folder):
             with self.open(file) as tensors:
-                self.files[file] = list(tensors.keys())
+                stored = list(tensors.keys())
+            if wrapped:
+                skipped += [name for name in stored if name.startswith(_NOT_TEXT)]
+                stored = [name for name in stored if not name.startswith(_NOT_TEXT)]
+            self.files[file] = {_name(one) if wrapped else one: one for one in stored}
             for name in self.files[file]:
                 if name in self.file_of:
                     raise UnsupportedModel(
@@ -140,6 +160,12 @@ class _Weights:
                         "files that do not belong to this model"
                     )
                 self.file_of[name] = file
+        if skipped:
+            logger.warning(
+                "only the text half of this model is served: %d tensors of images are not loaded (%s)",
+                len(skipped),
+                _some(sorted({name.rpartition(".layers.")[0] or name for name in skipped})),
+            )
 
     @staticmethod
     @contextlib.contextmanager
@@ -154,7 +180,7 @@ class _Weights:
 
     def tensor(self, name: str) -> torch.Tensor:
         with self.open(self.file_of[name]) as tensors:
-            value: torch.Tensor = tensors.get_tensor(name)
+            value: torch.Tensor = tensors.get_tensor(self.files[self.file_of[name]][name])
             return value
 
 
@@ -282,7 +308,7 @@ class _Opened(contextlib.ExitStack):
             return None
         if file not in self._files:
             self._files[file] = self.enter_context(self._weights.open(file))
-        return self._files[file].get_slice(name)
+        return self._files[file].get_slice(self._weights.files[file][name])
 
 
 def _copy(name: str, source: Any, slot: Slot) -> None:
@@ -330,12 +356,13 @@ def _some(names: Iterable[str], most: int = 5) -> str:
 
 
 def _fill_randomly(model: Decoder, seed: int) -> None:
-    """Norm weights 1, all else normal with a small deviation, drawn on the device, each rank its own."""
+    """Norm weights that change nothing, all else normal with a small deviation, drawn on the device, each
+    rank its own."""
     generator = torch.Generator(model.device).manual_seed(seed * 1024 + model.tp.rank)
     for name, slot in model.slots():
         if not isinstance(slot.target, torch.Tensor):
             slot.target.fill_randomly(_DUMMY_STD, generator)
         elif name.endswith("norm.weight"):
-            slot.target.fill_(1.0)
+            slot.target.fill_(0.0 if model.config.norm_offset else 1.0)
         else:
             slot.target.normal_(0.0, _DUMMY_STD, generator=generator)

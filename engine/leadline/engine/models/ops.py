@@ -22,6 +22,7 @@ __all__ = [
     "Rotations",
     "add_rms_norm",
     "experts",
+    "gelu_and_mul",
     "rms_norm",
     "rotary_heads",
     "select_ops",
@@ -43,7 +44,10 @@ KVTarget = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x²) + eps) * weight over the last dimension; 16-bit types are reduced in float32."""
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension; 16-bit types are reduced in float32. The
+    weight may be in float32 beside x in 16 bits."""
+    if weight.dtype != x.dtype:
+        return F.rms_norm(x.to(weight.dtype), (x.shape[-1],), weight, eps).to(x.dtype)
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
@@ -59,6 +63,12 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """[T, 2n] → [T, n]: silu(first half) * second half."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def gelu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """The same with gelu in its approximation by tanh."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
 
 
 def rotary_heads(
@@ -140,6 +150,7 @@ class Ops:
     rms_norm: Callable[..., torch.Tensor] = rms_norm
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = add_rms_norm
     silu_and_mul: Callable[..., torch.Tensor] = silu_and_mul
+    gelu_and_mul: Callable[..., torch.Tensor] = gelu_and_mul
     rotary_heads: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = rotary_heads
     experts: Callable[..., torch.Tensor] = experts
     writes_kv: bool = False

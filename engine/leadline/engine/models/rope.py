@@ -5,9 +5,13 @@ the rotation folded into sin, so that applying them to a head x = [x1 | x2] take
 
     out = x * cos + [x2 | x1] * sin        cos = [c | c]   sin = [-s | s]
 
+Where pairs are neighbours, or only the first numbers of a head rotate, the rows of the projections that make
+queries and keys are put into this order when the weights are loaded (`pair_order`): attention sees the same
+sums, and no kernel sees a difference. Numbers that do not rotate have a cos of 1 and a sin of 0.
+
 Sources: RoFormer (arXiv 2104.09864); linear and NTK ("dynamic") scaling as Hugging Face defines them; YaRN
-(arXiv 2309.00071); llama3 as in Meta's Llama 3.1 reference. `dynamic` equals `default` up to
-max_position_embeddings, and ModelConfig.max_model_len ends there (see its docstring).
+(arXiv 2309.00071); LongRoPE (arXiv 2402.13753); llama3 as in Meta's Llama 3.1 reference. `dynamic` equals
+`default` up to max_position_embeddings, and ModelConfig.max_model_len ends there (see its docstring).
 """
 
 from __future__ import annotations
@@ -15,11 +19,12 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 
 from leadline.engine.errors import ConfigError
 from leadline.engine.models.config import RopeConfig
 
-__all__ = ["inverse_frequencies", "rope_tables"]
+__all__ = ["inverse_frequencies", "pair_order", "query_factors", "rope_tables"]
 
 
 def rope_tables(
@@ -35,14 +40,40 @@ def rope_tables(
     if rope is None:
         shape = (max_positions, head_dim)
         return torch.ones(shape, device=device), torch.zeros(shape, device=device)
-    frequencies, scale = inverse_frequencies(rope, head_dim)
+    long = max_positions > rope.original_max_position_embeddings
+    frequencies, scale = inverse_frequencies(rope, rope.rotary_dim or head_dim, long=long)
     angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
     cos, sin = angles.cos().mul_(scale), angles.sin().mul_(scale)
+    still = head_dim // 2 - len(frequencies)
+    if still:
+        cos, sin = F.pad(cos, (0, still), value=1.0), F.pad(sin, (0, still))
     return torch.cat((cos, cos), dim=-1).to(device), torch.cat((-sin, sin), dim=-1).to(device)
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
-    """Radians per position of each pair, float32 [head_dim / 2], and the factor on cos and sin."""
+def pair_order(rope: RopeConfig | None, head_dim: int) -> list[int] | None:
+    """Where the numbers of a head in this module's order come from in the model's; None: they are equal."""
+    if rope is None or (rope.rotary_dim is None and not rope.interleaved):
+        return None
+    rotary = rope.rotary_dim or head_dim
+    still = list(range(rotary, head_dim))
+    if rope.interleaved:
+        first, second = list(range(0, rotary, 2)), list(range(1, rotary, 2))
+    else:
+        first, second = list(range(rotary // 2)), list(range(rotary // 2, rotary))
+    return [*first, *still[: len(still) // 2], *second, *still[len(still) // 2 :]]
+
+
+def query_factors(rope: RopeConfig | None, max_positions: int, device: torch.device) -> torch.Tensor | None:
+    """What queries of each position are multiplied by, float32 [max_positions]; None: all by 1."""
+    if rope is None or not rope.query_growth or max_positions <= rope.original_max_position_embeddings:
+        return None
+    lengths = torch.arange(max_positions, dtype=torch.float32) / rope.original_max_position_embeddings
+    return (1 + rope.query_growth * torch.log(1 + lengths.floor())).to(device)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int, *, long: bool = False) -> tuple[torch.Tensor, float]:
+    """Radians per position of each pair, float32 [head_dim / 2], and the factor on cos and sin. head_dim: of
+    the numbers that rotate. long: sequences may be longer than the original length (longrope)."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     base = 1.0 / (rope.theta**exponents)
     if rope.rope_type in ("default", "dynamic"):
@@ -53,6 +84,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, 
         return _llama3(rope, base), 1.0
     if rope.rope_type == "yarn":
         return _yarn(rope, base, head_dim), _yarn_attention_factor(rope)
+    if rope.rope_type == "longrope":
+        divisors = torch.tensor(rope.long_factor if long else rope.short_factor, dtype=torch.float32)
+        return 1.0 / (divisors * rope.theta**exponents), _longrope_attention_factor(rope)
     raise ConfigError(f"unknown rope_type {rope.rope_type!r}")
 
 
@@ -93,3 +127,11 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
     return mscale(1.0)
+
+
+def _longrope_attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position_embeddings))

@@ -7,12 +7,12 @@ Owns the refusal, by field name, of what models/rope.py does not compute.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from leadline.engine.errors import UnsupportedModel
 
-__all__ = ["ROPE_FIELDS", "RopeConfig", "read_rope"]
+__all__ = ["ROPE_FIELDS", "RopeConfig", "RopeRule", "read_rope"]
 
 _NEEDED: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -20,6 +20,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": (),
+    "longrope": ("short_factor", "long_factor"),
 }
 """Supported rope types, and the fields each cannot do without."""
 
@@ -32,13 +33,33 @@ _NUMBERS = (
     "beta_slow",
     "mscale",
     "mscale_all_dim",
+    "partial_rotary_factor",
+    "llama_4_scaling_beta",
     "rope_theta",
     "original_max_position_embeddings",
 )
+_FACTORS = ("short_factor", "long_factor")
 ROPE_FIELDS = frozenset(
-    {*_NUMBERS, "rope_type", "type", "truncate", "partial_rotary_factor", "mrope_section"}
+    {*_NUMBERS, *_FACTORS, "rope_type", "type", "truncate", "mrope_section", "max_position_embeddings"}
 )
-"""Fields that are read; mrope_section sets apart axes of images, and a text's positions are equal on all."""
+"""Fields that are read; mrope_section sets apart axes of images, and a text's positions are equal on all.
+max_position_embeddings repeats the field outside."""
+
+
+@dataclass(slots=True, frozen=True)
+class RopeRule:
+    """What a family's rotation is beyond that of Llama."""
+
+    types: frozenset[str] = frozenset(_NEEDED)
+    """Those that its reference implementation computes."""
+    other_names: Mapping[str, str] = field(default_factory=dict)
+    """Names that it has for them."""
+    partial: float | None = None
+    """The default of partial_rotary_factor; None: it is refused."""
+    interleaved: bool = False
+    """Pairs are neighbours, not halves of a head apart."""
+    scales_queries: bool = False
+    """llama_4_scaling_beta lets queries grow with their position."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,23 +67,38 @@ class RopeConfig:
     """Rotary embedding. Fields that a type does not use keep their defaults."""
 
     rope_type: str
-    """default | linear | dynamic | llama3 | yarn"""
+    """default | linear | dynamic | llama3 | yarn | longrope"""
     theta: float
     factor: float = 1.0
     original_max_position_embeddings: int = 0
-    """Length the model was pretrained at (llama3, yarn)."""
+    """Length the model was pretrained at (llama3, yarn, longrope)."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     attention_factor: float | None = None
-    """yarn: cos and sin are multiplied by it; None: derived from factor (and mscale, mscale_all_dim)."""
+    """yarn, longrope: cos and sin are multiplied by it; None: derived from factor (and mscale,
+    mscale_all_dim)."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    """longrope: divisors of each pair's frequency, in contexts up to the original length."""
+    long_factor: tuple[float, ...] = ()
+    """The same in longer ones."""
+    rotary_dim: int | None = None
+    """Numbers of a head that rotate, the first ones; None: all."""
+    interleaved: bool = False
+    """Pairs are neighbours, not halves of these numbers apart."""
+    query_growth: float = 0.0
+    """Queries are multiplied by 1 + query_growth * log(1 + position // original_max_position_embeddings)."""
 
 
-def read_rope(fields: Mapping[str, Any]) -> RopeConfig:
+def read_rope(
+    fields: Mapping[str, Any],
+    head_dim: int = 0,
+    rule: RopeRule = RopeRule(),
+) -> RopeConfig:
     """`fields` are config.json's, without nulls. Where both spellings are there, rope_scaling counts, as in
     transformers, unless it is empty. Raises UnsupportedModel naming the field."""
     name = (
@@ -75,32 +111,70 @@ def read_rope(fields: Mapping[str, Any]) -> RopeConfig:
         raise UnsupportedModel(f"config.json: {name} differs by layer type ({', '.join(rope)})")
     given = {key: value for key, value in rope.items() if value is not None}
     rope_type = given.get("rope_type") or given.get("type") or "default"
+    rope_type = rule.other_names.get(rope_type, rope_type)
     if rope_type not in _NEEDED:
         raise UnsupportedModel(
             f"config.json: {name} has rope_type {rope_type!r}; supported are {', '.join(_NEEDED)}"
         )
-    partial = given.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise UnsupportedModel(f"config.json: partial_rotary_factor {partial} is not supported; 1.0 is")
+    if rope_type not in rule.types:
+        raise UnsupportedModel(
+            f"config.json: rope_type {rope_type!r} is not supported for this architecture; "
+            f"{' and '.join(sorted(rule.types))} are"
+        )
     given.setdefault("rope_theta", fields.get("rope_theta", 10_000.0))
+    if "partial_rotary_factor" in fields:
+        given.setdefault("partial_rotary_factor", fields["partial_rotary_factor"])
     whole = fields.get("max_position_embeddings", 0)
     # The outer field, where present, overrides the inner one; the whole length stands in for both.
-    if "original_max_position_embeddings" in fields:
+    if "original_max_position_embeddings" in fields and rope_type != "default":
         given["original_max_position_embeddings"] = fields["original_max_position_embeddings"]
     given.setdefault("original_max_position_embeddings", whole)
     for key in _NEEDED[rope_type]:
         if key not in given:
             raise UnsupportedModel(f"config.json: {name} of rope_type {rope_type!r} lacks {key}")
     for key in _NUMBERS:
-        if key in given and (isinstance(given[key], bool) or not isinstance(given[key], int | float)):
+        if key in given and not _is_number(given[key]):
             raise UnsupportedModel(f"config.json: {name}.{key} must be a number, not {given[key]!r}")
-    if rope_type == "yarn":
+    rotary_dim = _rotary_dim(given, head_dim, rule)
+    if rope_type in ("yarn", "longrope"):
         given.setdefault("factor", whole / (given["original_max_position_embeddings"] or 1))
     optional = {key: float(given[key]) for key in _NUMBERS[:8] if key in given}
+    pairs = (rotary_dim or head_dim) // 2
+    factors = {
+        key: _factors(given[key], f"{name}.{key}", pairs) for key in _NEEDED[rope_type] if key in _FACTORS
+    }
     return RopeConfig(
         rope_type=rope_type,
         theta=float(given["rope_theta"]),
         original_max_position_embeddings=int(given["original_max_position_embeddings"]),
         truncate=bool(given.get("truncate", True)),
+        rotary_dim=rotary_dim,
+        interleaved=rule.interleaved,
+        query_growth=float(given.get("llama_4_scaling_beta", 0.0)) if rule.scales_queries else 0.0,
         **optional,
+        **factors,
     )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _rotary_dim(given: Mapping[str, Any], head_dim: int, rule: RopeRule) -> int | None:
+    """None: all of head_dim."""
+    partial = given.get("partial_rotary_factor", 1.0 if rule.partial is None else rule.partial)
+    if partial == 1.0:
+        return None
+    rotary = int(head_dim * partial)
+    if rule.partial is None or not 0 < rotary < head_dim or rotary % 2:
+        raise UnsupportedModel(
+            f"config.json: partial_rotary_factor {partial} is not supported"
+            + ("; 1.0 is" if rule.partial is None else f" with head_dim {head_dim}")
+        )
+    return rotary
+
+
+def _factors(values: object, name: str, pairs: int) -> tuple[float, ...]:
+    if not isinstance(values, list) or len(values) != pairs or not all(map(_is_number, values)):
+        raise UnsupportedModel(f"config.json: {name} must be {pairs} numbers")
+    return tuple(map(float, values))

@@ -103,7 +103,10 @@ def _layers(config: ModelConfig, ranks: int) -> _Layers:
         heads = -(-group // (ranks // config.num_kv_heads))
     projected = (heads + 2 * kv_heads) * dim
     matrices, rows = hidden * (projected + heads * dim), projected + hidden
-    plain = 2 * hidden + (2 * dim if config.qk_norm else 0)
+    names = config.names
+    norms = (names.before_attention, names.after_attention, names.before_mlp, names.after_mlp)
+    plain = hidden * sum(name is not None for name in norms)
+    plain += {"none": 0, "head": 2 * dim, "whole": (heads + kv_heads) * dim}[config.head_norms]
     plain += (projected if config.attention_bias else 0) + (hidden if config.o_bias else 0)
 
     inner = -(-config.intermediate_size // ranks)

@@ -5,6 +5,7 @@ rounds to the model's dtype once, after float32 arithmetic:
 
     add_rms_norm    residual += x;  x = norm(residual) * weight      one program a row
     silu_and_mul    silu(gate) * up                                  one program a row and COLUMNS columns
+    gelu_and_mul    the same with gelu (by tanh)
     rotary_heads    norm and rotate q and k heads, in place; given a cache, write k and v into it
 
 A row of the merged projection, as rotary_heads sees it; HEADS of its heads are one program's tile:
@@ -25,7 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from leadline.engine.models.ops import HeadNorms, KVTarget, Ops
 from leadline.engine.models.triton_experts import experts
 
-__all__ = ["TRITON_OPS", "add_rms_norm", "rms_norm", "rotary_heads", "silu_and_mul"]
+__all__ = ["TRITON_OPS", "add_rms_norm", "gelu_and_mul", "rms_norm", "rotary_heads", "silu_and_mul"]
 
 
 @triton.jit
@@ -95,7 +96,9 @@ def add_rms_norm(
 
 
 @triton.jit
-def _silu_and_mul_kernel(gate_up, out, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr):
+def _gate_kernel(
+    gate_up, out, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr
+):
     if PDL:
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
@@ -103,18 +106,29 @@ def _silu_and_mul_kernel(gate_up, out, WIDTH: tl.constexpr, COLUMNS: tl.constexp
     mask = columns < WIDTH
     gate = tl.load(gate_up + row * 2 * WIDTH + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + columns, mask=mask, other=0.0).to(tl.float32)
-    result = gate / (1.0 + tl.exp(-gate)) * up
+    # gelu by tanh is 0.5 x (1 + tanh(y)) = x sigmoid(2 y)
+    turn = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate) if GELU else gate
+    result = gate / (1.0 + tl.exp(-turn)) * up
     tl.store(out + row * WIDTH + columns, result.to(out.dtype.element_ty), mask=mask)
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """See `models.ops.silu_and_mul`; contiguous."""
+    return _gated(gate_up, gelu=False)
+
+
+def gelu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """See `models.ops.gelu_and_mul`; contiguous."""
+    return _gated(gate_up, gelu=True)
+
+
+def _gated(gate_up: torch.Tensor, *, gelu: bool) -> torch.Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width))
     columns = 1024
     if rows:
-        _silu_and_mul_kernel[(rows, triton.cdiv(width, columns))](
-            gate_up, out, width, columns, num_warps=4, **_launch(gate_up, rows)
+        _gate_kernel[(rows, triton.cdiv(width, columns))](
+            gate_up, out, width, columns, gelu, num_warps=4, **_launch(gate_up, rows)
         )
     return out
 
@@ -246,4 +260,13 @@ def rotary_heads(
     return heads[:, :num_heads], heads[:, num_heads:split], heads[:, split:]
 
 
-TRITON_OPS = Ops(rms_norm, add_rms_norm, silu_and_mul, rotary_heads, experts, writes_kv=True, looks_up=True)
+TRITON_OPS = Ops(
+    rms_norm,
+    add_rms_norm,
+    silu_and_mul,
+    gelu_and_mul,
+    rotary_heads,
+    experts,
+    writes_kv=True,
+    looks_up=True,
+)

@@ -78,6 +78,7 @@ _READ = frozenset(
         "eos_token_id",
         "head_dim",
         "hidden_act",
+        "hidden_activation",
         "hidden_size",
         "intermediate_size",
         "layer_types",
@@ -181,7 +182,9 @@ def refuse_unread(raw: Mapping[str, Any], family: Family) -> None:
     """Raise UnsupportedModel for the first field that changes the computation and that we do not honour."""
     for name, neutral in _REFUSED.items():
         value = raw.get(name)
-        if value is None or value in neutral or (value is True and family.qk_norm and name in _QK_NORM):
+        if value is None or value in neutral or name in family.fields:
+            continue
+        if value is True and family.head_norms == "head" and name in _QK_NORM:
             continue
         if name == "quantization":
             raise UnsupportedModel(
@@ -192,6 +195,12 @@ def refuse_unread(raw: Mapping[str, Any], family: Family) -> None:
             f"config.json: {name} is {_shown(value)}, which changes what the model computes and is not "
             "supported"
         )
+    for name, supported in family.required.items():
+        if (value := raw.get(name, family.defaults.get(name))) not in supported:
+            raise UnsupportedModel(
+                f"config.json: {name} is {_shown(value)}, which is not supported; "
+                f"{' or '.join(map(repr, supported))} is"
+            )
     _refuse_code(raw.get("auto_map"), family.code)
 
 
@@ -215,8 +224,12 @@ def unknown_fields(raw: Mapping[str, Any], read: Iterable[str]) -> tuple[str, ..
     known = _READ | _HARMLESS | _REFUSED.keys() | set(read)
     names = [name for name, value in raw.items() if value is not None and name not in known]
     for rope in ("rope_parameters", "rope_scaling"):
-        inner = raw.get(rope)
-        names += [f"{rope}.{name}" for name in inner or () if name not in ROPE_FIELDS]
+        inner = raw.get(rope) or {}
+        for name, value in inner.items():
+            if isinstance(value, dict):  # of one layer type
+                names += [f"{rope}.{name}.{one}" for one in value if one not in ROPE_FIELDS]
+            elif name not in ROPE_FIELDS:
+                names.append(f"{rope}.{name}")
     return tuple(sorted(names))
 
 
