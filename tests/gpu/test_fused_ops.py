@@ -62,6 +62,17 @@ def test_gated_activation_matches_float64(rows: int, width: int, dtype: torch.dt
     gate_up = normal(rows, 2 * width, dtype=dtype) * 4
     gate, up = gate_up.double().chunk(2, dim=-1)
     close(triton_ops.silu_and_mul(gate_up), torch.nn.functional.silu(gate) * up)
+    close(triton_ops.gelu_and_mul(gate_up), torch.nn.functional.gelu(gate, approximate="tanh") * up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_of_norms_may_be_wider_than_what_they_norm(dtype: torch.dtype) -> None:
+    x, weight = normal(3, 640, dtype=dtype), 1 + normal(640, dtype=torch.float32) * 0.01
+    close(triton_ops.rms_norm(x, weight, 1e-6), norm(x.double(), weight, 1e-6))
+    residual = normal(3, 640, dtype=dtype)
+    total = (x.float() + residual.float()).to(dtype).double()
+    out, _ = triton_ops.add_rms_norm(x, residual, weight, 1e-6)
+    close(out, norm(total, weight, 1e-6))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -221,7 +221,6 @@ def test_dynamic_ends_where_its_frequencies_would_change(tmp_path):
         (wrapped(text_config=None), "text_config must be an object, not None"),
         (wrapped(text_config={"model_type": "llama"}), "text_config.model_type 'llama' is not supported"),
         (wrapped(model_type="gemma3"), "model_type 'gemma3' contradicts .* which is 'mistral3'"),
-        (wrapped(quantization_config={"quant_method": "fp8"}), r"quantization_config \(fp8\)"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(config, field, tmp_path):

@@ -8,8 +8,8 @@ from test_logits_equal_transformers import LLAMA3, YARN
 from tiny_checkpoints import BASE
 
 from leadline.engine.errors import ConfigError
-from leadline.engine.models.rope import rope_tables
-from leadline.engine.models.rope_config import RopeConfig, read_rope
+from leadline.engine.models.rope import pair_order, rope_tables
+from leadline.engine.models.rope_config import RopeConfig, RopeRule, read_rope
 
 TYPES = {
     "default": {"rope_type": "default", "rope_theta": 1e5},
@@ -61,3 +61,45 @@ def test_the_old_spelling_reads_as_the_new_one(name):
 def test_a_table_without_positions_is_refused():
     with pytest.raises(ConfigError, match="max_positions"):
         rope_tables(RopeConfig("default", 1e4), 64, 0, "cpu")
+
+
+@pytest.mark.parametrize(("context", "seen"), [(64, 64), (65, 200), (4096, 4096)])
+@pytest.mark.parametrize("partial", [1.0, 0.75])
+def test_longrope_takes_its_long_factors_where_sequences_may_pass_the_original_length(context, seen, partial):
+    from transformers import Phi3Config
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+    pairs = int(32 * partial) // 2
+    scaling = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": partial,
+        "short_factor": [1.0 + 0.1 * pair for pair in range(pairs)],
+        "long_factor": [1.0 + 3.0 * pair for pair in range(pairs)],
+    }
+    fields = {**BASE, "hidden_size": 192, "max_position_embeddings": 4096, "pad_token_id": 0}
+    fields |= {"original_max_position_embeddings": 64, "rope_parameters": scaling}
+    rotary = Phi3RotaryEmbedding(Phi3Config(**{**fields, "rope_parameters": dict(scaling)}))
+    expected_cos, expected_sin = rotary(torch.zeros(1), torch.arange(seen)[None])
+    cos, sin = rope_tables(read_rope(fields, 32, RopeRule(partial=1.0)), 32, context, "cpu")
+    assert cos.shape == (context, 32)
+    torch.testing.assert_close(cos[:seen, :pairs], expected_cos[0, :context, :pairs], atol=5e-4, rtol=0)
+    torch.testing.assert_close(
+        sin[:seen, 16 : 16 + pairs], expected_sin[0, :context, :pairs], atol=5e-4, rtol=0
+    )
+    assert bool((cos[:, pairs:16] == 1).all())
+    assert not sin[:, pairs:16].any()
+
+
+@pytest.mark.parametrize(
+    ("rope", "order"),
+    [
+        (None, None),
+        (RopeConfig("default", 1e4), None),
+        (RopeConfig("default", 1e4, rotary_dim=4), [0, 1, 4, 5, 2, 3, 6, 7]),
+        (RopeConfig("default", 1e4, interleaved=True), [0, 2, 4, 6, 1, 3, 5, 7]),
+        (RopeConfig("default", 1e4, rotary_dim=4, interleaved=True), [0, 2, 4, 5, 1, 3, 6, 7]),
+    ],
+)
+def test_numbers_of_a_head_are_ordered_so_that_partners_are_half_a_head_apart(rope, order):
+    assert pair_order(rope, 8) == order

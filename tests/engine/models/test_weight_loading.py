@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import build_reference, logits_of, reference_logits, save_reference
+from tiny_checkpoints import BASE, OF_FAMILY, build_reference, logits_of, reference_logits, save_reference
 
 from leadline.engine.errors import ModelNotFound, UnsupportedModel
 from leadline.engine.models import load_model_config
@@ -225,3 +225,58 @@ def test_an_index_of_another_shape_is_named(index, tmp_path):
     (folder / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelNotFound, match=r"model\.safetensors\.index\.json is no safetensors index"):
         load(folder)
+
+
+def wrapped_reference(name):
+    """A model of text and images by transformers, small."""
+    import transformers
+
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    wrapper, text, tower, beside = {
+        "gemma3": ("Gemma3", "gemma3_text", "siglip_vision_model", {"mm_tokens_per_image": 4}),
+        "mistral3": ("Mistral3", "mistral", "pixtral", {"tie_word_embeddings": False}),
+        "mistral3 with ministral3": ("Mistral3", "ministral3", "pixtral", {"tie_word_embeddings": False}),
+    }[name]
+    config = getattr(transformers, f"{wrapper}Config")(
+        text_config={**BASE, **OF_FAMILY[text], "model_type": text},
+        vision_config={**vision, "model_type": tower},
+        image_token_index=100,
+        **beside,
+    )
+    torch.manual_seed(1)
+    return getattr(transformers, f"{wrapper}ForConditionalGeneration")(config).eval()
+
+
+@pytest.mark.parametrize("marked", ["language_model.model.", "model.language_model."])
+@pytest.mark.parametrize("name", ["gemma3", "mistral3", "mistral3 with ministral3"])
+def test_the_text_half_of_a_model_of_images_is_served_and_one_warning_names_the_rest(
+    name, marked, tmp_path, caplog
+):
+    reference = wrapped_reference(name)
+    folder = save_reference(reference, tmp_path)
+
+    def mark(tensors):
+        for old in list(tensors):
+            for prefix in ("language_model.model.", "model.language_model."):
+                if old.startswith(prefix):
+                    tensors[marked + old.removeprefix(prefix)] = tensors.pop(old)
+
+    rewrite(folder, mark)
+    with torch.inference_mode():
+        expected = reference(IDS[None]).logits[0]
+    assert expected.std() > 0.5
+    torch.testing.assert_close(logits_of(load(folder), IDS), expected, atol=2e-4, rtol=1e-4)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "only the text half" in line
+    assert "multi_modal_projector" in line
+
+
+@pytest.mark.parametrize("family", ["glm4", "olmo2", "gemma3_text", "granite", "phi3"])
+def test_variants_in_fp8_are_near_their_plain_weights(family, tmp_path):
+    """Rows in another order keep their scales, and norms of all kinds take those of the cache."""
+    folder = save_reference(build_reference(family), tmp_path)
+    plain = logits_of(load(folder), IDS)
+    for options, bound in (({"fp8_kv": True}, 1e-4), ({"quantization": "fp8"}, 0.25)):
+        error = (logits_of(load(folder, **options), IDS) - plain).norm() / plain.norm()
+        assert error < bound, options
