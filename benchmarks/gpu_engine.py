@@ -5,7 +5,8 @@ of docs/benchmarks.md, eager and with CUDA graphs in one run.
     PYTHONPATH=protocol:engine python3 benchmarks/gpu_engine.py --shape tiny --workloads A --requests 8
     --backends torch:64 --modes eager
 
-A backend is NAME:BLOCK_SIZE. A mode is `eager` or `graph`.
+A backend is NAME:BLOCK_SIZE. A mode is `eager` or `graph`. --quantized w4a16 (or awq, fp8-block, ...) draws
+the weights in that form; there is no peer and no limit then.
 
 1. Agreement: the same greedy requests on each backend; wherever two runs have the same history, the
    log-probability they report for the same token must agree within WORST_NATS, and they may part only
@@ -33,7 +34,7 @@ from typing import Any
 
 import torch
 
-from gpu_models import SHAPES, write_model
+from gpu_models import QUANTIZED, SHAPES, write_model
 from gpu_phases import phases, timed_run
 from gpu_results import result_line
 from gpu_workloads import workload
@@ -243,6 +244,8 @@ def run_workloads(
     label = f"{backend} {mode}"
     for name in options.workloads:
         more: dict[str, Any] = {"mode": mode}
+        if options.quantized:
+            more["weights"] = options.quantized
         if name in ("cold", "warm"):
             workload_name, unit = f"TTFT {name}", "ms"
             value = time_to_first_token(llm, name == "warm")
@@ -259,7 +262,8 @@ def run_workloads(
                 f"{value:,.0f} output tok/s",
                 flush=True,
             )
-        limit = LIMITS.get(options.shape, {}).get(workload_name)
+        limits = {} if options.quantized else LIMITS.get(options.shape, {})
+        limit = limits.get(workload_name)
         share = None if limit is None else (limit / value if unit == "ms" else value / limit)
         lines.append(
             result_line(
@@ -268,7 +272,7 @@ def run_workloads(
                 unit,
                 model_shape=options.shape,
                 attention=backend,
-                peer=best_peer(options.shape, workload_name, unit, beside),
+                peer=None if options.quantized else best_peer(options.shape, workload_name, unit, beside),
                 limit_share=share,
                 **more,
             )
@@ -286,6 +290,7 @@ def main() -> None:
 
     parser.add_argument("--shape", choices=SHAPES, default="Qwen3-0.6B")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantized", choices=QUANTIZED, help="weights as such a checkpoint has them")
     parser.add_argument("--backends", type=names, default=["triton:64"])
     parser.add_argument("--modes", type=names, default=["eager", "graph"])
     parser.add_argument("--workloads", type=names, default=["bs1", "bs32", "A", "cold", "warm"])
@@ -304,7 +309,10 @@ def main() -> None:
     reference = None
     beside = run_peer(options) if options.peer else {}
     with tempfile.TemporaryDirectory() as temporary:
-        folder = write_model(Path(temporary), SHAPES[options.shape], options.dtype)
+        shape = SHAPES[options.shape]
+        if options.quantized:
+            shape = {**shape, "quantization_config": QUANTIZED[options.quantized]}
+        folder = write_model(Path(temporary), shape, options.dtype)
         for backend in options.backends:
             for mode in options.modes:
                 llm = make_llm(options, folder, backend, mode)

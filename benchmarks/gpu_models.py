@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SHAPES", "write_model", "write_tokenizer", "write_weights"]
+__all__ = ["QUANTIZED", "SHAPES", "write_model", "write_tokenizer", "write_weights"]
 
 SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3-0.6B": {
@@ -84,6 +84,30 @@ SHAPES["tiny-moe"] = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
 }
+
+
+def _compressed(written: str, **weights: Any) -> dict[str, Any]:
+    return {
+        "quant_method": "compressed-tensors",
+        "format": written,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"symmetric": True, **weights}}},
+        "ignore": ["lm_head"],
+    }
+
+
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "w4a16": _compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=128),
+    "w8a16": _compressed("pack-quantized", num_bits=8, type="int", strategy="channel"),
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "nvfp4": _compressed(
+        "nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16
+    ),
+    "mxfp4": _compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32),
+    "fp8-row": _compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
+    "fp8-block": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+}
+"""A quantization_config of each kind, to go into a shape as `quantization_config`: weights are drawn in that
+form."""
 
 
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

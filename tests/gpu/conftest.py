@@ -1,4 +1,4 @@
-"""GPU tests share the case generators of the CPU tests and the model folders of the benchmarks.
+"""GPU tests share the case generators and packers of the CPU tests and the model folders of the benchmarks.
 
 They need the GPU to themselves: some read how much of its memory is free (no pytest-xdist).
 """
@@ -7,4 +7,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "engine" / "attention"), str(ROOT / "benchmarks")]
+sys.path[:0] = [
+    str(ROOT / "tests" / "engine" / "attention"),
+    str(ROOT / "tests" / "engine" / "models"),
+    str(ROOT / "benchmarks"),
+]

@@ -20,11 +20,13 @@ from quantized_checkpoints import (
 )
 from safetensors.torch import load_file, save_file
 from test_tensor_parallel_shards import load_ranks
-from tiny_checkpoints import build_reference, logits_of, save_reference
+from tiny_checkpoints import build_reference, logits_of, reference_logits, reload_reference, save_reference
 
 from leadline.engine.errors import ConfigError, UnsupportedModel
-from leadline.engine.models import load_model_config
+from leadline.engine.models import forms, load_model_config
+from leadline.engine.models.forms import _check_groups
 from leadline.engine.models.grouped import GroupedWeight, can_group
+from leadline.engine.models.kv_scales import fold_kv_scales
 from leadline.engine.models.loader import load_model
 from leadline.engine.models.quantized_files import StoredLinear
 
@@ -219,3 +221,81 @@ def test_a_quantized_checkpoint_is_not_quantized_again(base: Path, tmp_path: Pat
     quantized, _ = quantize(base, tmp_path, *CASES["awq_32"][:2])
     with pytest.raises(ConfigError, match=r"quantized already \(awq\): leave it out"):
         load(quantized, quantization="fp8")
+
+
+@pytest.fixture
+def grouped_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linears are kept in groups, as on a GPU, and multiplied by the reference."""
+
+    def form(linear, stored, quantization, device, name):
+        _check_groups(linear, stored[0], name)
+        return stored[0]
+
+    monkeypatch.setattr(forms, "_form", form)
+
+
+@pytest.mark.parametrize("case", ["w4a16_32_zeros", "w8a16_32", "nvfp4", "mxfp4", "awq_32", "gptq_32_zeros"])
+def test_weights_kept_in_groups_give_the_same_logits_on_one_and_two_ranks(
+    case: str, base: Path, tmp_path: Path, grouped_everywhere: None
+) -> None:
+    """Merged projections, padding, and columns of the second rank."""
+    packer, fields, renamed = CASES[case]
+    quantized, plain = quantize(base, tmp_path, packer, fields, renamed=renamed)
+    ids = torch.arange(17)
+    expected = reference_logits(reload_reference(plain, torch.float32), ids)
+    whole = load(quantized)
+    assert all(linear.grouped is not None for layer in whole.layers for linear in layer.linears)
+    torch.testing.assert_close(logits_of(whole, ids), expected, atol=3e-4, rtol=1e-4)
+    ranks = load_ranks(quantized, 2)
+    with ThreadPoolExecutor(2) as pool:
+        for logits in pool.map(lambda model: logits_of(model, ids), ranks):
+            torch.testing.assert_close(logits, expected, atol=3e-4, rtol=1e-4)
+
+
+def test_act_order_takes_inputs_in_its_order_and_cannot_be_split(
+    base: Path, tmp_path: Path, grouped_everywhere: None
+) -> None:
+    packer, fields, _ = CASES["gptq_act_order"]
+    quantized, plain = quantize(base, tmp_path, packer, fields)
+    ids = torch.arange(17)
+    expected = reference_logits(reload_reference(plain, torch.float32), ids)
+    torch.testing.assert_close(logits_of(load(quantized), ids), expected, atol=3e-4, rtol=1e-4)
+    with pytest.raises(ConfigError, match=r"desc_act: .*o_proj .* cannot be split over 2 ranks"):
+        load_ranks(quantized, 2)
+
+
+def test_a_group_that_ranks_would_share_is_refused(
+    base: Path, tmp_path: Path, grouped_everywhere: None
+) -> None:
+    packer, fields, renamed = CASES["fp8_block"]
+    quantized, plain = quantize(base, tmp_path, packer, fields, renamed=renamed)
+    ids = torch.arange(17)
+    expected = reference_logits(reload_reference(plain, torch.float32), ids)
+    torch.testing.assert_close(logits_of(load(quantized), ids), expected, atol=3e-4, rtol=1e-4)
+    with pytest.raises(ConfigError, match=r"tensor_parallel 2 cuts .*o_proj inside a group of 128 columns"):
+        load_ranks(quantized, 2)
+
+
+@pytest.mark.parametrize("case", ["awq_32", "nvfp4"])
+def test_scales_of_the_kv_cache_go_into_the_scales_of_groups(
+    case: str, base: Path, tmp_path: Path, grouped_everywhere: None
+) -> None:
+    """Powers of two: equal to the last bit."""
+    quantized, _ = quantize(base, tmp_path, *CASES[case][:2])
+    model, ids = load(quantized), torch.arange(40)
+    before = logits_of(model, ids)
+    exponents = fold_kv_scales(model)
+    assert any(any(keys) and any(values) for keys, values in exponents)
+    assert all(len(set(values)) == 1 for _, values in exponents), "the output projection has scales of rows"
+    assert torch.equal(logits_of(model, ids), before)
+
+
+def test_random_weights_of_every_kind_are_about_as_large_as_plain_ones(
+    base: Path, tmp_path: Path, grouped_everywhere: None
+) -> None:
+    for case, (packer, fields, renamed) in CASES.items():
+        if case.startswith(("fp8_channel", "fp8_tensor", "fp8_static")):
+            continue
+        quantized, _ = quantize(base, tmp_path / case, packer, fields, renamed=renamed)
+        layer = load(quantized, load_format="dummy").layers[0]
+        assert 0.015 < layer.qkv.grouped.plain().std() < 0.025, case

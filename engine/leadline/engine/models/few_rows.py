@@ -6,19 +6,22 @@
 Over several ranks o and down leave terms of a sum, and the fabric adds it to the residual: eight kernels. In
 place of the MLP a layer may have experts (triton_experts_one.py).
 
-One row goes through matrix-vector products (triton_gemv.py), 2 to 64 rows through triton_skinny.py. Same
+One row goes through matrix-vector products (triton_gemv.py; triton_grouped.py for weights in groups), 2 to 64
+rows through triton_skinny.py. Same
 weights and the same cache as `Decoder.forward`; sums are rounded to the model's dtype less often, and beside
 weights in FP8 activations keep their 16 bits.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 
+from leadline.engine.models import triton_grouped
 from leadline.engine.models.base import AttentionFn, KVWrite
+from leadline.engine.models.layers import Linear
 from leadline.engine.models.ops import Rotations
 from leadline.engine.models.parallel import Sum
 from leadline.engine.models.triton_gemv import gemv
@@ -36,8 +39,10 @@ class FewRows:
     def __init__(self, model: Decoder) -> None:
         self.model = model
         self.space = Workspace(model.hidden_size, model.dtype, model.device)
-        # Scaled residuals could pass float16's largest number, and experts take many rows faster.
+        # Scaled residuals could pass float16's largest number, and experts take many rows faster. Weights in
+        # groups have products of their own for several rows.
         many = model.dtype == torch.bfloat16 and model.config.experts is None
+        many = many and all(linear.grouped is None for layer in model.layers for linear in layer.linears)
         self.max_rows = MAX_ROWS if many else 1
         self._chosen: dict[int, bool] = {}
 
@@ -63,17 +68,15 @@ class FewRows:
     @staticmethod
     def of(model: Decoder) -> FewRows | None:
         """None unless it is one rank or there is a fabric, 16 bits on CUDA, no biases, widths that are
-        multiples of 64."""
+        multiples of 64, no columns out of order (act-order)."""
         linears = [linear for layer in model.layers for linear in layer.linears]
         fits = (
             (model.tp.size == 1 or model.tp.fabric is not None)
             and model.device.type == "cuda"
             and model.dtype in (torch.float16, torch.bfloat16)
             and model.ops.writes_kv
-            and all(
-                linear.bias is None and linear.grouped is None and linear.in_features % 64 == 0
-                for linear in linears
-            )
+            and all(linear.bias is None and linear.in_features % 64 == 0 for linear in linears)
+            and all(linear.grouped is None or linear.grouped.order is None for linear in linears)
         )
         return FewRows(model) if fits else None
 
@@ -110,27 +113,21 @@ class FewRows:
     ) -> None:
         eps, fabric = self.model.config.rms_norm_eps, self.model.tp.fabric
         for layer in self.model.layers:
-            qkv = gemv(residual, layer.qkv.weight, layer.qkv.scale, norm=(layer.input_norm.weight, eps))
+            qkv = _product(residual, layer.qkv, norm=(layer.input_norm.weight, eps))
             attended = layer.attend(qkv, rotations, attend, write)
             if fabric is None:
-                gemv(attended, layer.o.weight, layer.o.scale, residual=residual)
+                _product(attended, layer.o, residual=residual)
             else:
-                gemv(attended, layer.o.weight, layer.o.scale, out=fabric.partial(Sum.O, 1))
+                _product(attended, layer.o, out=fabric.partial(Sum.O, 1))
                 fabric.add(Sum.O, residual)
             if layer.experts is not None:
                 layer.experts.of_one(residual, (layer.post_norm.weight, eps))
                 continue
-            act = gemv(
-                residual,
-                layer.gate_up.weight,
-                layer.gate_up.scale,
-                norm=(layer.post_norm.weight, eps),
-                gated=True,
-            )
+            act = _product(residual, layer.gate_up, norm=(layer.post_norm.weight, eps), gated=True)
             if fabric is None:
-                gemv(act, layer.down.weight, layer.down.scale, residual=residual)
+                _product(act, layer.down, residual=residual)
             else:
-                gemv(act, layer.down.weight, layer.down.scale, out=fabric.partial(Sum.DOWN, 1))
+                _product(act, layer.down, out=fabric.partial(Sum.DOWN, 1))
                 fabric.add(Sum.DOWN, residual)
 
     def _few(
@@ -194,3 +191,10 @@ class FewRows:
             skinny(act, layer.down.weight, space, layer.down.scale, out=fabric.partial(Sum.DOWN, rows))
             x = fabric.add_rms_norm(Sum.DOWN, residual, next_norm.weight, eps)
         return x
+
+
+def _product(x: torch.Tensor, linear: Linear, **options: Any) -> torch.Tensor:
+    """One row times a linear's weight in any form; options: those of `gemv`."""
+    if linear.grouped is not None:
+        return triton_grouped.gemv(x, linear.grouped, **options)
+    return gemv(x, linear.weight, linear.scale, **options)

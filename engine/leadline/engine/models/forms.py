@@ -4,7 +4,7 @@
 | plain floats                | plain              | plain                                                 |
 | the same, quantization fp8  | rounded (reference)| FP8, a scale a row                                    |
 | FP8, scales of rows, tensor | dequantized        | FP8, a scale a row; dequantized without FP8 cores     |
-| FP8 in blocks, 4 or 8 bits  | dequantized        | dequantized                                           |
+| FP8 in blocks, 4 or 8 bits  | dequantized        | groups of columns (grouped.py)                        |
 
 Experts have two forms on a GPU: FP8 with a scale a row, and plain. What has no form of its own is dequantized
 into the model's type while it is read.
@@ -12,6 +12,7 @@ into the model's type while it is read.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,6 +20,7 @@ import torch
 from leadline.engine.errors import ConfigError
 from leadline.engine.models.decoder import Decoder
 from leadline.engine.models.fp8 import has_fp8
+from leadline.engine.models.grouped import can_group
 from leadline.engine.models.layers import ColumnLinear, Form, RowLinear
 from leadline.engine.models.quantized_config import StoredAs
 
@@ -31,13 +33,13 @@ def allocate_matrices(
     """Allocate the linears and experts of a model that was built with `matrices_later`.
 
     stored: how the checkpoint has the weight of a module; None: plainly. Raises ConfigError for widths that
-    FP8 products do not take.
+    FP8 products do not take, and for groups that cannot be split over the ranks.
     """
     for layer in model.layers:
         prefix = f"model.layers.{layer.index}"
         for name, linear in layer.named_linears(prefix):
             found = [stored(module) for module in linear.modules(name)]
-            linear.keep(_form(linear, found, quantization, model.device), model.device)
+            linear.keep(_form(linear, found, quantization, model.device, name), model.device)
         if layer.experts is not None:
             names, numbers = layer.experts.config.names, range(layer.experts.config.count)
             found = [
@@ -56,6 +58,7 @@ def _form(
     stored: Sequence[StoredAs | None],
     quantization: str | None,
     device: torch.device,
+    name: str,
 ) -> Form | StoredAs:
     first, shape = stored[0], linear.weight.shape
     if quantization is not None and device.type == "cuda" and any(size % 16 for size in shape):
@@ -68,7 +71,26 @@ def _form(
     if _are_fp8_rows(stored):
         fits = _multiplies_fp8(device, linear.dtype) and not any(size % 16 for size in shape)
         return Form.FP8 if fits else Form.PLAIN
-    return Form.PLAIN
+    if not _multiplies_groups(linear.dtype) or not can_group(shape[1]):
+        return Form.PLAIN
+    _check_groups(linear, first, name)
+    return first
+
+
+def _check_groups(linear: ColumnLinear | RowLinear, stored: StoredAs, name: str) -> None:
+    """Raise ConfigError if this rank's columns cannot be kept in groups."""
+    if not isinstance(linear, RowLinear) or linear.tp.size == 1:
+        return
+    if stored.ordered:
+        raise ConfigError(
+            f"quantization_config.desc_act: {name} has its groups out of order (g_idx) and cannot be split "
+            f"over {linear.tp.size} ranks; use tensor_parallel 1"
+        )
+    if stored.group and linear.columns.start % stored.group:
+        raise ConfigError(
+            f"tensor_parallel {linear.tp.size} cuts {name} inside a group of {stored.group} columns that "
+            "share a scale; use fewer ranks"
+        )
 
 
 def _plain_form(device: torch.device, quantization: str | None) -> Form:
@@ -83,3 +105,7 @@ def _are_fp8_rows(stored: Sequence[StoredAs | None]) -> bool:
 
 def _multiplies_fp8(device: torch.device, dtype: torch.dtype) -> bool:
     return has_fp8(device) and dtype == torch.bfloat16
+
+
+def _multiplies_groups(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float16, torch.bfloat16) and importlib.util.find_spec("triton") is not None

@@ -82,6 +82,7 @@ class GroupedWeight:
         self.kind, self.rows, self.columns = Kind.of(stored), rows, columns
         self.half, self.group = _cut(columns, stored.group)
         self.order: torch.Tensor | None = None
+        self._groups: torch.Tensor | None = None  # of the columns of the rows that are filled
 
         def zeros(width: int, kind: torch.dtype) -> torch.Tensor:
             return torch.zeros((rows, width), dtype=kind, device=device)
@@ -127,17 +128,13 @@ class GroupedWeight:
         """Fill the rows from `first` on, and as many columns as `codes` has."""
         count, filled = codes.codes.shape
         groups = codes.groups
+        if self._groups is not None and not torch.equal(self._groups, groups):
+            raise UnsupportedModel(f"{name}: g_idx differs from that of a projection of the same input")
+        self._groups = groups
         if bool((groups.diff() < 0).any()):
             order = torch.argsort(groups, stable=True)
             codes, groups = _taken(codes, order), groups[order]
-            order = order.to(self.values.device)
-            if (self.order is None and first > 0) or (
-                self.order is not None and not torch.equal(self.order, order)
-            ):
-                raise UnsupportedModel(f"{name}: g_idx differs from that of a projection of the same input")
-            self.order = order
-        elif self.order is not None:
-            raise UnsupportedModel(f"{name}: g_idx differs from that of a projection of the same input")
+            self.order = order.to(self.values.device)
         places = groups[:: self.group]
         if not torch.equal(places.repeat_interleave(self.group)[:filled], groups):
             raise UnsupportedModel(
