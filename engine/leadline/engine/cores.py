@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from leadline.engine.cgroups import MEMBERSHIP, ROOT, cgroup_folders
 
 __all__ = ["cpu_quota", "usable_cores"]
 
@@ -21,29 +23,9 @@ def usable_cores() -> int:
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
-def cpu_quota(
-    membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> float | None:
-    """Cores' worth of time that this process' cgroup and those above it grant; None without a limit.
-
-    `membership` names our cgroup by hierarchy. In a container its path may be the host's, of which
-    only the last part, or nothing, is mounted at `root`: every folder on the path that is there counts.
-    """
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return None
-    limits = []
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        tops = [root / controllers, root / "cpu"] if controllers else [root]
-        inside = PurePosixPath(path.lstrip("/"))
-        for top in tops:
-            for part in (inside, *inside.parents):
-                limits.append(_limit(top / part))
+def cpu_quota(membership: Path = MEMBERSHIP, root: Path = ROOT) -> float | None:
+    """Cores' worth of time that this process' cgroup and those above it grant; None without a limit."""
+    limits = map(_limit, cgroup_folders("cpu", membership, root))
     return min((limit for limit in limits if limit is not None), default=None)
 
 

@@ -20,6 +20,7 @@ from leadline.engine.core.plan import StepHandle, StepPlan
 from leadline.engine.models.base import CausalLM, KVWrite
 from leadline.engine.profiling import Phases
 from leadline.engine.runner.handle import RunnerHandle, start_copy
+from leadline.engine.runner.host_memory import lazy_zeros
 from leadline.engine.runner.inputs import InputBuilder, StepInputs
 from leadline.engine.runner.prompt_logprobs import prompt_logprobs
 from leadline.engine.runner.slots import SlotTables
@@ -42,8 +43,13 @@ _PROMPT_LOGPROB_ROWS = 128
 def allocate_kv(
     model: CausalLM, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
 ) -> KVCache:
-    """Zeroed k and v, [num_blocks, block_size, num_kv_heads, head_dim], for each layer."""
+    """Zeroed k and v, [num_blocks, block_size, num_kv_heads, head_dim], for each layer.
+
+    Raises OutOfMemory."""
     shape = (num_blocks, block_size, model.num_kv_heads, model.head_dim)
+    if device.type == "cpu":
+        found = lazy_zeros([shape] * (2 * model.num_layers), dtype)
+        return list(zip(found[::2], found[1::2], strict=True))
     return [
         (
             torch.zeros(shape, dtype=dtype, device=device),
