@@ -37,6 +37,7 @@ from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.core_client import DEFAULT_FACTORY, CoreClient
 from leadline.engine.core_link import CoreLink
 from leadline.engine.errors import EngineDead, LeadlineError
+from leadline.engine.frontend.constraints import load_constraint_provider
 from leadline.engine.frontend.output_processor import OutputProcessor
 from leadline.engine.frontend.reasoning import ModelReasoning
 from leadline.engine.frontend.reasoning import detect_format as detect_reasoning
@@ -80,13 +81,14 @@ class AsyncEngine:
     """See the module docstring. Attributes: config, tokenizer, renderer, model_config, builder,
     max_model_len, served_name, prefix_chain (what block hashes start from; None without prefix caching),
     tokenizer_bundle and tokenizer_digest (for gateways; empty where there is none), tool_format (None where
-    the model's is not known)."""
+    the model's is not known), constraints (a plug-in that constrains answers, or None)."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Use `AsyncEngine.start` or `AsyncEngine.join`."""
         self.config = config
         self.served_name = config.served_name or ""
         self.profile_dir = config.profile_dir
+        self.constraints = load_constraint_provider(config.constraint_provider)
         self.prefix_chain: PrefixChain | None = None
         self.max_model_len = 0
         self.tokenizer_bundle = b""

@@ -40,6 +40,8 @@ class EngineConfig:
     tool_format: str | None = None
     """Form in which the model writes tool calls (docs/models.md lists them); read from its chat template when
     left out."""
+    constraint_provider: str | None = None
+    """Entry point that may constrain the answer of each chat (examples/policies); none when left out."""
     download_dir: str | None = None
     seed: int = 0
 

@@ -13,7 +13,13 @@ from leadline.engine.core.eviction import EvictionPolicy
 from leadline.engine.core.policy import SchedulingPolicy
 from leadline.engine.errors import ConfigError
 
-__all__ = ["EVICTION_GROUP", "SCHEDULING_GROUP", "load_eviction_policy", "load_scheduling_policy"]
+__all__ = [
+    "EVICTION_GROUP",
+    "SCHEDULING_GROUP",
+    "load_eviction_policy",
+    "load_plugin",
+    "load_scheduling_policy",
+]
 
 EVICTION_GROUP = "leadline.eviction_policies"
 SCHEDULING_GROUP = "leadline.scheduling_policies"
@@ -30,21 +36,23 @@ _BUILT_IN = {
 
 def load_eviction_policy(name: str) -> EvictionPolicy:
     """A fresh eviction policy; raises ConfigError naming the known ones."""
-    policy: EvictionPolicy = _build(EVICTION_GROUP, "eviction_policy", name, EvictionPolicy, {})
+    policy: EvictionPolicy = load_plugin(EVICTION_GROUP, "eviction_policy", name, EvictionPolicy, {})
     return policy
 
 
 def load_scheduling_policy(name: str, class_weights: Mapping[str, float]) -> SchedulingPolicy:
     """A fresh scheduling policy, built with `class_weights=`; raises ConfigError naming the known ones."""
     arguments = {"class_weights": class_weights}
-    policy: SchedulingPolicy = _build(
+    policy: SchedulingPolicy = load_plugin(
         SCHEDULING_GROUP, "scheduling_policy", name, SchedulingPolicy, arguments
     )
     return policy
 
 
-def _build(group: str, setting: str, name: str, protocol: type, arguments: dict[str, Any]) -> Any:
-    known = {name: EntryPoint(name, value, group) for name, value in _BUILT_IN[group].items()}
+def load_plugin(group: str, setting: str, name: str, protocol: type, arguments: dict[str, Any]) -> Any:
+    """Return a new object of the entry point `name`, built with `arguments`. Raises ConfigError that names
+    `setting` where it is unknown, cannot be built or lacks a method of `protocol`."""
+    known = {name: EntryPoint(name, value, group) for name, value in _BUILT_IN.get(group, {}).items()}
     known.update((entry.name, entry) for entry in entry_points(group=group))
     if name not in known:
         names = ", ".join(sorted(known)) or "none"

@@ -136,6 +136,8 @@ async def prepare_turn(
             given["structured"] = or_calls(given["structured"], plan, tool_format, engine.tokenizer)
         else:
             given["structured"] = calls_in_text(plan, tool_format, engine.tokenizer)
+    if engine.constraints is not None and (constraint := engine.constraints.constrain(body)) is not None:
+        given["structured"] = constraint
     sampling = engine.builder.sampling_params(given)
     check_sequences(1, sampling.n, engine.config)
     (prompt,) = await prompts_of(body, engine)
