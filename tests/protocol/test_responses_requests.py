@@ -144,6 +144,11 @@ def test_bad_items_are_refused_by_name(items: list[dict[str, Any]], param: str) 
     assert refused.value.param == param
 
 
+def test_a_reference_without_a_store_says_what_to_send_or_to_set() -> None:
+    with pytest.raises(InvalidBody, match=r"store: false.*responses\.store_seconds"):
+        request(input=[{"type": "item_reference", "id": "msg_1"}]).chat()
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -49,6 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--redis-url", default="", metavar="URL", help="a Redis to use; a private Valkey when left out"
     )
     group.add_argument(
+        "--store-responses",
+        type=float,
+        default=3600.0,
+        metavar="SECONDS",
+        help="how long responses are stored for clients that refer to earlier ones; 0: not at all "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
         "--alias",
         action="append",
         default=[],
@@ -87,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"port must lie between 0 and 65535, not {args.port}")
     if args.drain_timeout < 0:
         raise ConfigError(f"drain_timeout must not be negative, got {args.drain_timeout:g}")
+    if not 0 <= args.store_responses < math.inf:
+        raise ConfigError(f"store_responses must be a number of seconds, not {args.store_responses:g}")
     extra = [f"--alias={name}" for name in args.alias]
     if args.warmup_file:
         extra.append(f"--warmup-file={args.warmup_file}")
@@ -99,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
         workers=args.workers,
         keys_file=args.keys_file,
         redis_url=args.redis_url,
+        store_responses=args.store_responses,
         drain_timeout=args.drain_timeout,
         log_level=args.log_level,
         access_log=args.access_log,

@@ -6,11 +6,11 @@ import json
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from responses_reader import Reader
 
 from leadline.engine.frontend.tool_formats import CallDelta, ParsedText
 from leadline.engine.server.response_items import ResponseItems
 from leadline.engine.server.typed_events import EventWriter
+from responses_reader import Reader
 
 
 def pieces_of(output: list[tuple[str, str]]) -> list[ParsedText]:

@@ -10,6 +10,7 @@ import pytest
 from live_server import CONTEXT, LiveServer
 from openai.types.responses import Response, ResponseFunctionToolCall
 from pydantic import BaseModel
+
 from responses_reader import Reader
 
 FRANCE = "What is the capital of France?"

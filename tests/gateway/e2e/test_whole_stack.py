@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from openai import OpenAI
+
 from running_up import Up, kill, left, says, until
 
 pytestmark = [pytest.mark.timeout(200), pytest.mark.slow]

@@ -35,6 +35,8 @@ SERVICE = "local/leadline"
 """In our own Valkey."""
 _OURS = ("REDIS_URL", "REDIS_CREDENTIALS", "SERVICE", "POD_NAME", "POD_UID", "ADVERTISE_ADDRESS")
 """Variables (LEADLINE_…) of our own environment that are not for the children."""
+_STORED_RESPONSES = 200
+"""At most, so that they take 200 MiB of Valkey's memory."""
 _VALKEY_CHECK = 0.5
 _GRACE = 5.0
 """Seconds on top of the drain time before a child is killed."""
@@ -56,6 +58,8 @@ class StackSettings:
     keys_file: str = ""
     redis_url: str = ""
     """A Redis to use in place of a Valkey of our own."""
+    store_responses: float = 3600.0
+    """Seconds for which the gateway stores responses; 0: not at all."""
     drain_timeout: float = 30.0
     """Seconds that streams get to finish."""
     log_level: str = "warning"
@@ -198,6 +202,10 @@ class Stack:
                 "workers": settings.workers,
                 "access_log": settings.access_log,
                 "shutdown_seconds": settings.drain_timeout,
+            },
+            "responses": {
+                "store_seconds": settings.store_responses,
+                "max_per_tenant": _STORED_RESPONSES,
             },
             "services": [
                 {

@@ -104,7 +104,12 @@ class _Conversation:
                 parts = item.content or item.summary or []
                 self._reasoning.append(_text(parts, f"{where}.content"))
             case "item_reference":
-                raise InvalidBody(f"{where} refers to an item that is not stored", where)
+                raise InvalidBody(
+                    f"{where} refers to an item that is not stored: send the item itself, as clients do with "
+                    "store: false. Only a gateway whose setting responses.store_seconds is set stores "
+                    "responses",
+                    where,
+                )
             case other:
                 raise InvalidBody(
                     f"{where}.type is {_shown(other)}; this server takes message, function_call, "
