@@ -107,6 +107,7 @@ async def test_two_stacks_on_one_redis_do_not_take_each_others_engines_for_their
         assert ServiceKeys(*one.service.split("/")).pods
         config = json.loads(one._gateway_config("prefix").read_text())
         assert config["services"][0]["name"] == one.service
+        assert config["responses"]["store_seconds"] == 3600
         assert alone.service == "local/leadline"
     finally:
         for stack in (one, other, alone):
