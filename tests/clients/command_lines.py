@@ -72,7 +72,7 @@ class CommandLines:
             "ANTHROPIC_DEFAULT_HAIKU_MODEL": MODEL,
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "1000",
-            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(CONTEXT),
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "32768",  # with less it begins by summing up the conversation
         }
         argv = [self._node("claude"), "--allowedTools=Read,Edit", "--print", task.prompt]
         return Command((task,), argv, self._environment(home, environment))

@@ -22,7 +22,9 @@ from dialogue import Dialogues, Outcome
 from valid_streams import check_stream
 
 import recorded_tools
+from leadline.engine.hub import resolve_model
 from running_up import Up, until
+from shallow_model import shallow_model
 
 pytestmark = [pytest.mark.timeout(500), pytest.mark.slow]
 
@@ -106,9 +108,9 @@ def up(tmp_path_factory: pytest.TempPathFactory, work: Path) -> Iterator[Up]:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
         patch.setenv("LEADLINE_FORCED_ANSWERS", str(answers))
         options = ["--replicas=2", "--constraint-provider=forced-answers", "--policy=holding-pod"]
-        stack = Up(
-            tmp_path_factory.mktemp("up"), *options, "--max-model-len=8192", f"--cpu-kv-bytes={1 << 30}"
-        )
+        options += ["--served-name=smollm2", "--max-model-len=8192", f"--cpu-kv-bytes={256 << 20}"]
+        model = shallow_model(resolve_model("smollm2", progress=False)).path
+        stack = Up(tmp_path_factory.mktemp("up"), *options, model=str(model))
     try:
         yield stack.wait_ready()
     finally:
