@@ -105,6 +105,9 @@ class StandIn:
             del self._live[request_id]
         return outputs
 
+    def rest(self) -> None:
+        """It holds nothing that idle time could free."""
+
     def stats(self) -> Any:
         from leadline.engine.core.stats import SchedulerStats
 
