@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 
-from leadline.engine.engine_core import EngineCore
+from leadline.engine.core_process.engine_core import EngineCore
 from leadline.engine.messages import CoreRequest
 from leadline.engine.sampling_params import SamplingParams
 

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from core_requests import add_greedy
 from leadline.engine.config import EngineConfig
-from leadline.engine.engine_core import EngineCore
+from leadline.engine.core_process.engine_core import EngineCore
 from leadline.engine.hub import resolve_model
 from leadline.engine.hub.local import LocalModel
 from record import record

@@ -29,9 +29,8 @@ import torch
 
 from gpu_results import result_line
 from leadline.engine.models.parallel import Sum
-from leadline.engine.runner.parallel.exchange import MAX_RANKS, make_exchange
-from leadline.engine.runner.parallel.fabric import Fabric, FabricSpec
-from leadline.engine.runner.parallel.group import RankGroup, c10d, device_of
+from leadline.engine.runner.collectives.fabric import Fabric, FabricSpec, make_collectives
+from leadline.engine.runner.collectives.group import RankGroup, c10d, device_of
 from leadline.engine.runner.parallel.ring import unnamed_file
 from needs import absent, need
 
@@ -104,29 +103,6 @@ def check(group: RankGroup, fabric: Fabric, rounds: int) -> None:
                 raise SystemExit(f"{rows} rows: gathered wrong columns")
     if group.rank == 0:
         print(f"sums, fused sums and gathers agree with float64, worst relative error {worst:.1e}")
-
-
-def check_exchange(group: RankGroup, fabric: Fabric, rounds: int) -> None:
-    """Two halves, o's and down's sums in turns, both under way at a time; products run meanwhile."""
-    exchange, worst = make_exchange(group, fabric.spec, fabric), 0.0
-    assert exchange is not None
-    weight = terms(99, 1, 0, fabric.spec.hidden)[0]
-    other = terms(5, 4096, 0, 4096)
-    for seed in range(rounds):
-        for which in (Sum.O, Sum.DOWN):
-            cases, sent = [], []
-            for half in (0, 1):
-                rows = 1 + (4099 * (seed + 3) * (half + 1)) % (fabric.spec.max_tokens // 2)
-                cases.append(case(group, rows, 4 * seed + half + 2 * (which is Sum.O), weight))
-                sent.append(exchange.start(which, half, cases[half][0][group.rank]))
-                if (seed + group.rank + half) % 3 == 0:  # ranks are apart
-                    torch.mm(other, other)
-            for half, (_, _, residual, expected, normed) in enumerate(cases):
-                x = exchange.add_rms_norm(sent[half], residual, weight, EPS)
-                worst = max(worst, close(x, normed, f"by copies, {len(x)} rows: normed"))
-                worst = max(worst, close(residual, expected, f"by copies, {len(x)} rows: residual"))
-    if group.rank == 0:
-        print(f"sums by copies agree with float64, worst relative error {worst:.1e}")
 
 
 def check_graph(group: RankGroup, fabric: Fabric, replays: int) -> None:
@@ -263,15 +239,12 @@ def run(options: argparse.Namespace) -> None:
     group = RankGroup(options.fd, options.rank, options.tp, device)
     print(f"rank {options.rank}: group is up", flush=True)
     width = WIDTH // 4 if options.check else WIDTH  # narrow rows: more of them fit the fabric than programs
-    group.tensor_parallel(FabricSpec(width, VOCAB, torch.bfloat16, 8192, 256))
-    fabric = group.fabric
+    fabric = make_collectives(group, FabricSpec(width, VOCAB, torch.bfloat16, 8192, 256)).fabric
     print(f"rank {options.rank}: fabric {'is up' if fabric else 'IS MISSING'}", flush=True)
     with torch.inference_mode():
         if fabric is not None:
             check(group, fabric, 2)
             check_graph(group, fabric, options.replays)
-            if group.size <= MAX_RANKS:
-                check_exchange(group, fabric, 40)
         elif options.check:
             raise SystemExit("there is no fabric to check")
         lines = [] if options.check else table(group, fabric, options)

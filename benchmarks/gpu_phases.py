@@ -49,7 +49,7 @@ def phases(llm: LLM, rows: int, steps: int = 200) -> str:
 
 def timed_run(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> str:
     """Microseconds a step of each phase of one `generate`."""
-    from leadline.engine.runner.handle import RunnerHandle
+    from leadline.engine.runner.model_runner import RunnerHandle
 
     core, clock = llm.core, _Clock()
     clock.wrap(core.scheduler, "schedule", "schedule")

@@ -214,7 +214,7 @@ def row_of(name: str, kind: str, extra: str, load: Load, watch: ProcessorWatch, 
     usages = watch.between(
         min(stream.asked for stream in streams), max(stream.arrivals[-1] for stream in streams)
     )
-    cores = [usage for usage in usages if "leadline.engine.process" in usage.command]
+    cores = [usage for usage in usages if "leadline.engine.core_process.main" in usage.command]
     others = [usage for usage in usages if usage not in cores and "leadline" in usage.command]
     tokens = sum(stream.output_tokens for stream in streams)
     speed = tokens / load.seconds

@@ -41,8 +41,7 @@ import numpy as np
 
 from leadline.gateway.index.service_index import ServiceIndex
 from leadline.gateway.pods import Pod, eligible
-from leadline.gateway.policies.base import RouteRequest
-from leadline.gateway.policies.registry import load_policy
+from leadline.gateway.policies.base import RouteRequest, load_policy
 from leadline.protocol.events import EventBatch
 from leadline.protocol.load import LoadReport
 from simulated_engine import BLOCK, Clock, Request, SimulatedPod, Totals, check_books

@@ -330,8 +330,12 @@ def serving(model: str, streams: int, rate: float, processes: int) -> Iterator[l
     try:
         api = psutil.Process(process.pid)
         wait_until_ready(PORT)
-        (core,) = (child for child in api.children() if "leadline.engine.process" in child.cmdline())
-        workers = [child for child in api.children() if "leadline.engine.server.worker" in child.cmdline()]
+        (core,) = (
+            child for child in api.children() if "leadline.engine.core_process.main" in child.cmdline()
+        )
+        workers = [
+            child for child in api.children() if "leadline.engine.server.process.worker" in child.cmdline()
+        ]
         assert len(workers) == processes - 1, workers
         yield [core, api, *workers]
     finally:

@@ -16,7 +16,7 @@ import torch
 
 from core_requests import add_greedy
 from leadline.engine.config import EngineConfig
-from leadline.engine.engine_core import EngineCore
+from leadline.engine.core_process.engine_core import EngineCore
 from leadline.engine.hub import resolve_model
 from leadline.engine.models.config import load_model_config
 from leadline.engine.models.loader import load_model

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from leadline.gateway.config import GatewayConfig
+from leadline.gateway.config.settings import GatewayConfig
 
 FILE = Path(__file__).parent / "leadline" / "values.schema.json"
 

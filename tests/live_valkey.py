@@ -11,9 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from leadline.cli.valkey import EmbeddedValkey
 from leadline.engine.core.block_pool import BlockPool
 from leadline.engine.core.stats import SchedulerStats, Speeds
-from leadline.engine.publisher.changes import CacheChanges
-from leadline.engine.publisher.publisher import Publisher, Timing
-from leadline.engine.publisher.report import Identity, load_report
+from leadline.engine.publisher.log import CacheChanges
+from leadline.engine.publisher.publisher import Identity, Publisher, Timing, load_report
 from leadline.engine.publisher.settings import PublishSettings, new_epoch
 from leadline.protocol.chain import short
 from leadline.protocol.keys import ServiceKeys

@@ -9,8 +9,8 @@ from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chat
 from openai.types.responses import response_create_params as responses
 
-from leadline.engine.server.openapi import document
-from leadline.gateway.proxy.dialects import DIALECTS
+from leadline.engine.server.routes.openapi import document
+from leadline.gateway.request.dialects import DIALECTS
 from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest
 from leadline.protocol.responses import ResponsesRequest
 

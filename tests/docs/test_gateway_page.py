@@ -14,8 +14,8 @@ import msgspec
 import yaml
 from msgspec import NODEFAULT, Struct, structs
 
-from leadline.gateway.config import GatewayConfig, ServiceConfig
-from leadline.gateway.config_file import read_config
+from leadline.gateway.config.file import read_config
+from leadline.gateway.config.settings import GatewayConfig, ServiceConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "gateway-settings.md").read_text()
 

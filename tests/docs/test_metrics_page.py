@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from leadline.engine.core.stats import SchedulerStats, Speeds
-from leadline.engine.server.metrics import Metrics
-from leadline.gateway.exact.mode import ModeMetric
-from leadline.gateway.metrics import GatewayMetrics
-from leadline.gateway.sync.metric import SyncMetric
+from leadline.engine.server.metrics.metrics import Metrics
+from leadline.gateway.metrics.metrics import GatewayMetrics
+from leadline.gateway.sync.counts import SyncMetric
+from leadline.gateway.tokens.mode import ModeMetric
 from leadline.operator.metrics import OperatorMetrics
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from leadline.gateway.exact.mode import Reason as TextReason
+from leadline.gateway.tokens.mode import Reason as TextReason
 from leadline.protocol.isvc import Reason
 
 ROOT = Path(__file__).parents[2]

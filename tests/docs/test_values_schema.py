@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from leadline.gateway.config import GatewayConfig
+from leadline.gateway.config.settings import GatewayConfig
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "charts"))

@@ -22,11 +22,10 @@ async def told_in_process() -> Told:
     from prometheus_client import generate_latest
 
     from leadline.engine.core.stats import SchedulerStats, Speeds
-    from leadline.engine.server.metrics import Metrics, RequestTimer
-    from leadline.gateway.exact.mode import ModeMetric, TokenMode
-    from leadline.gateway.metrics import GatewayMetrics
-    from leadline.gateway.sync.counts import SyncCounts
-    from leadline.gateway.sync.metric import SyncMetric
+    from leadline.engine.server.metrics.metrics import Metrics, RequestTimer
+    from leadline.gateway.metrics.metrics import GatewayMetrics
+    from leadline.gateway.sync.counts import SyncCounts, SyncMetric
+    from leadline.gateway.tokens.mode import ModeMetric, TokenMode
     from leadline.operator.metrics import OperatorMetrics
 
     stats = SchedulerStats(*[0] * 3, {}, *[0] * 14)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from leadline.engine.progress import LinePace, progress_bar
+from leadline.engine.system.progress import LinePace, progress_bar
 
 
 class Clock:

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from gpu_models import SHAPES, write_model
 from leadline.engine import LLM, SamplingParams
-from leadline.engine.runner.graphs import graph_sizes
+from leadline.engine.runner.graphs.decode import graph_sizes
 
 pytestmark = pytest.mark.gpu
 

@@ -156,5 +156,5 @@ def test_one_row_products_match_float64(width: int, outs: int, kind: str, dtype:
 
 
 def test_cuda_gets_the_fused_table_and_the_cpu_the_reference() -> None:
-    assert ops.select_ops(torch.device("cuda")) is triton_ops.TRITON_OPS
+    assert ops.select_ops(torch.device("cuda")).rotary_heads is triton_ops.rotary_heads
     assert ops.select_ops(torch.device("cpu")) is ops.TORCH_OPS

@@ -76,7 +76,7 @@ def test_a_silent_replica_of_the_gateway_may_lead_up_but_never_down(low: float, 
 
 
 def test_a_gateways_own_metrics_are_understood() -> None:
-    from leadline.gateway.metrics import GatewayMetrics
+    from leadline.gateway.metrics.metrics import GatewayMetrics
     from leadline.gateway.policies.random_choice import RandomPolicy
     from leadline.gateway.services import Service
 
@@ -135,7 +135,7 @@ def test_the_engines_own_metrics_are_understood() -> None:
     import dataclasses
 
     from leadline.engine.core.stats import SchedulerStats, Speeds
-    from leadline.engine.server.metrics import Metrics
+    from leadline.engine.server.metrics.metrics import Metrics
 
     def zeros(kind: type[Any]) -> dict[str, Any]:
         return {one.name: {} if "dict" in str(one.type) else 0 for one in dataclasses.fields(kind)}

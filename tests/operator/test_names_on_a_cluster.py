@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from cluster_tools import SERVES, Cluster, operator, service, until
 
-from leadline.gateway.config_file import read_config
-from leadline.gateway.configured_services import build_table
+from leadline.gateway.config.file import read_config
 from leadline.gateway.discovery.discovery import Discovery
 from leadline.gateway.errors import NoPods, UnknownModel
+from leadline.gateway.services import build_table
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

@@ -16,10 +16,10 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from leadline.engine.publisher.publisher import Publisher
 from leadline.engine.publisher.settings import PublishSettings, new_epoch
+from leadline.gateway.access.shared import SharedWindows
 from leadline.gateway.index.service_index import ServiceIndex
 from leadline.gateway.pods import Pod
-from leadline.gateway.ratelimit.shared import SharedWindows
-from leadline.gateway.sync.find import find_in
+from leadline.gateway.sync.heartbeats import find_in
 from leadline.gateway.sync.redis_sync import RedisSync
 from leadline.operator import redis_users
 from leadline.operator.kube.kinds import SERVICE

@@ -88,7 +88,7 @@ def _answer(server: Server, model: str, messages: list[dict[str, str]], args: ar
                     print(text, end="", flush=True)
     except BaseException:
         if parts:
-            print(flush=True)  # what is said next, here or by a shell, has a line of its own
+            print(flush=True)  # the next output, ours or a shell's, begins a new line
         raise
     print()
     return "".join(parts)

@@ -1,7 +1,8 @@
-"""How far `leadline model-path` is: lines on standard error, and over HTTP for whoever watches a pod start.
+"""Progress of `leadline model-path`: lines on standard error, and HTTP for the operator that watches a pod
+start.
 
-The HTTP side speaks as an engine that starts does (engine/README.md, "What a server says while it starts"),
-on the port that the engine will have, so the operator asks both in the same way:
+The HTTP server answers like an engine that starts (engine/README.md, "Progress while the server starts"), on
+the port that the engine will have, so the operator asks both in the same way:
 
     GET /health  200 {"status": "starting", "progress": {…}}
     GET else     503 {"error": {…}, "progress": {…}}
@@ -17,7 +18,7 @@ from typing import TextIO
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from leadline.engine.progress import LinePace
+from leadline.engine.system.progress import LinePace
 from leadline.protocol.errors import ErrorObject
 from leadline.protocol.listening import bound_socket
 from leadline.protocol.openai.service import NotReadyResponse, StartProgress, StatusResponse
@@ -26,7 +27,7 @@ __all__ = ["FetchProgress"]
 
 
 class FetchProgress:
-    """A `ReportStage` (leadline.engine.progress). As a context manager it serves HTTP on `port`."""
+    """A `ReportStage` (leadline.engine.system.progress). As a context manager it serves HTTP on `port`."""
 
     def __init__(self, model: str, port: int | None = None, out: TextIO = sys.stderr) -> None:
         """`port` None: no HTTP; 0: a free one, which `port` then names. Raises OSError if it is taken."""
@@ -38,7 +39,7 @@ class FetchProgress:
 
     def __enter__(self) -> FetchProgress:
         if self._server is not None:
-            # Whoever asks must not keep the process alive.
+            # A client must not keep the process alive.
             threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 

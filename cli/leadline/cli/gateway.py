@@ -7,8 +7,8 @@ import functools
 import sys
 from pathlib import Path
 
-from leadline.gateway.config import GatewayConfig
-from leadline.gateway.options import add_options
+from leadline.gateway.config.options import add_options
+from leadline.gateway.config.settings import GatewayConfig
 
 __all__ = ["add_arguments", "run"]
 
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.action == "hash-key":
         return _hash_key(args.key_name)
-    from leadline.gateway.config_watch import ConfigFile
+    from leadline.gateway.config.file import ConfigFile
+    from leadline.gateway.config.options import config_of
     from leadline.gateway.main import serve
-    from leadline.gateway.options import config_of
 
     config = config_of(args)
     _find_models(config)
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _hash_key(name: str) -> int:
-    from leadline.gateway.keys import key_entry
+    from leadline.gateway.access.keys import key_entry
 
     key, entry = key_entry(name)
     print("Give this key to the client; it is kept nowhere:", file=sys.stderr)

@@ -100,7 +100,7 @@ class _Version(argparse.Action):
 
 
 def _leave_word(error: Exception) -> None:
-    """In a pod, for whoever reads why it ended: the operator."""
+    """Write the termination message that the operator reads, in a pod."""
     from leadline.protocol.isvc_termination import TERMINATION_VARIABLE, write_termination
 
     path = os.environ.get(TERMINATION_VARIABLE)

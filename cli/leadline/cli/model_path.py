@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from leadline.cli.fetch_progress import FetchProgress
     from leadline.engine.hub import resolve_model
-    from leadline.engine.progress import no_report
+    from leadline.engine.system.progress import no_report
 
     if args.progress_port is not None:
         _end_when_told()

@@ -133,7 +133,7 @@ async def _up(settings: StackSettings) -> int:
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup's wish
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup asks
             loop.add_signal_handler(number, asked_to_stop)
     starting = asyncio.create_task(stack.start())
     waiting = asyncio.create_task(stopping.wait())

@@ -1,4 +1,4 @@
-"""The engine room: a model's tokens in, tokens out.
+"""The engine: a model's tokens in, tokens out.
 
     LLM             offline use: `LLM("smollm2").generate(["Once upon a time"], max_tokens=20)`
     AsyncEngine     for servers: streams, aborts, a core process of its own
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leadline.engine import errors as errors
-    from leadline.engine.async_engine import AsyncEngine as AsyncEngine
+    from leadline.engine.client.async_engine import AsyncEngine as AsyncEngine
     from leadline.engine.config import EngineConfig as EngineConfig
     from leadline.engine.llm import LLM as LLM
     from leadline.engine.sampling_params import SamplingParams as SamplingParams
@@ -25,7 +25,7 @@ __all__ = ["LLM", "AsyncEngine", "EngineConfig", "SamplingParams", "errors"]
 
 _HOMES = {
     "LLM": "llm",
-    "AsyncEngine": "async_engine",
+    "AsyncEngine": "client.async_engine",
     "EngineConfig": "config",
     "SamplingParams": "sampling_params",
 }

@@ -1,7 +1,8 @@
 """Every setting of one engine, in one frozen dataclass.
 
 Pure data: importing this module imports neither torch nor transformers, so that the command line can
-build its options from it quickly. `EngineConfig.validate()` is called once, by whoever builds the engine.
+build its options from it quickly. `EngineConfig.validate()` is called once, by the code that builds the
+engine.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class EngineConfig:
     scheduling_policy: str = "weighted"
     class_weights: dict[str, float] = field(default_factory=lambda: {"interactive": 4.0, "batch": 1.0})
     queue_timeout: float | None = None
-    """Seconds a request may wait by default; None: for ever."""
+    """Seconds a request may wait by default; None: without limit."""
 
     attention_backend: str = "auto"
     """auto | torch | flash_attn | triton."""

@@ -1,4 +1,4 @@
-"""Typed errors of the engine room.
+"""Typed errors of the engine.
 
 Two families. `RequestError` is the caller's mistake: it carries the HTTP status and the OpenAI error
 fields, and its message says what to change. `EngineError` is ours or the machine's. Anything a caller can

@@ -20,17 +20,17 @@ from typing import Any, Self
 import msgspec
 
 from leadline.engine.config import EngineConfig
-from leadline.engine.engine_core import EngineCore
+from leadline.engine.core_process.engine_core import EngineCore
 from leadline.engine.errors import EngineDead, EngineError, QueueFull, RequestError
 from leadline.engine.frontend.collector import OutputCollector
 from leadline.engine.frontend.output_processor import OutputProcessor
 from leadline.engine.frontend.validation import RequestBuilder
-from leadline.engine.garbage import calm_garbage_collector
 from leadline.engine.hub import resolve_model
 from leadline.engine.messages import CoreRequest
 from leadline.engine.outputs import OutputDelta, RequestOutput
-from leadline.engine.progress import progress_bar
 from leadline.engine.sampling_params import SamplingParams
+from leadline.engine.system.garbage import calm_garbage_collector
+from leadline.engine.system.progress import progress_bar
 from leadline.engine.wire import error_from_kind
 from leadline.protocol.text.chat import ChatRenderer
 from leadline.protocol.text.tokenizer import Tokenizer

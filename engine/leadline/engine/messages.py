@@ -88,7 +88,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """News of one request after a step."""
+    """The output of one request after a step."""
 
     request_id: str
     new_token_ids: list[int] = []

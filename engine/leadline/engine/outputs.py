@@ -11,7 +11,7 @@ __all__ = ["CompletionOutput", "OutputDelta", "RequestOutput"]
 
 @dataclass(slots=True)
 class OutputDelta:
-    """News of one choice of one request.
+    """New output of one choice of one request.
 
     Text is final once given: stop strings and broken characters are held back.
     """

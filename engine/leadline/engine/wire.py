@@ -4,8 +4,8 @@
                 ◀── Progress, Resolved, Ready, Outputs, CacheChange, Rejected, Heartbeat, Reply, Profiled,
                     Fatal ──
 
-API processes are numbered: 0 started the core and alone hears Progress, Resolved, Ready, CacheChange and
-Fatal; what belongs to a request or a call goes to whoever asked; Heartbeat goes to all.
+API processes are numbered. Process 0 started the core and alone gets Progress, Resolved, Ready, CacheChange
+and Fatal; messages about a request or a call go to the process that made it; Heartbeat goes to all.
 
 Never pickled: a message that does not decode into one of these types is an error, not code.
 """
@@ -62,7 +62,7 @@ class Start(msgspec.Struct, tag=True, frozen=True):
 class Add(msgspec.Struct, tag=True, frozen=True):
     requests: list[CoreRequest]
     client: int = 0
-    """Number of the API process that hears of them."""
+    """Number of the API process that gets their outputs."""
 
 
 class Attach(msgspec.Struct, tag=True, frozen=True):
@@ -99,7 +99,7 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True):
-    """Start-up news. `fraction` lies in [0, 1], or is None where no end is known."""
+    """Progress of the start. `fraction` lies in [0, 1], or is None where no end is known."""
 
     stage: str
     fraction: float | None = None
@@ -122,7 +122,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Outputs(msgspec.Struct, tag=True):
-    """Everything one step had to say."""
+    """All outputs of one step."""
 
     outputs: list[CoreOutput]
 
@@ -140,7 +140,7 @@ class CacheChange(msgspec.Struct, tag=True, frozen=True):
 
 
 class Rejected(msgspec.Struct, tag=True, frozen=True):
-    """The core refused a request at the door (queue full, longer than the pool, ...)."""
+    """The core refused a request (queue full, longer than the pool, ...)."""
 
     request_id: str
     kind: str

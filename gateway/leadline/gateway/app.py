@@ -18,32 +18,29 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from leadline.gateway.access.keys import KeyRing
+from leadline.gateway.access.principal import Principal
 from leadline.gateway.admission.admission import Admission
 from leadline.gateway.background import Background
-from leadline.gateway.config import GatewayConfig
-from leadline.gateway.config_watch import ConfigFile, ConfigWatch
-from leadline.gateway.configured_services import build_table
+from leadline.gateway.config.file import ConfigFile, ConfigWatch
+from leadline.gateway.config.settings import GatewayConfig
 from leadline.gateway.errors import NoPods, no_tokenizer, shutting_down, unknown_model
-from leadline.gateway.keys import KeyRing
-from leadline.gateway.metrics import GatewayMetrics
-from leadline.gateway.metrics_port import scrape
-from leadline.gateway.principal import Principal
+from leadline.gateway.metrics.metrics import GatewayMetrics
 from leadline.gateway.proxy.access_log import AccessLog
-from leadline.gateway.proxy.attempts import Dispatcher
-from leadline.gateway.proxy.dialects import DIALECTS
-from leadline.gateway.proxy.gate import KeyGate
+from leadline.gateway.proxy.dispatcher import Dispatcher
 from leadline.gateway.proxy.handler import ProxyHandler
-from leadline.gateway.proxy.settings import ProxySettings
 from leadline.gateway.proxy.tracing import start_tracing
+from leadline.gateway.request.dialects import DIALECTS
+from leadline.gateway.services import build_table
 from leadline.gateway.stored_responses import ResponseStore, listed
 from leadline.gateway.tokens.service import TokenService
-from leadline.protocol.errors import RequestError, error_body
-from leadline.protocol.http.answers import answer_to
+from leadline.gateway.upstream.settings import ProxySettings
+from leadline.protocol.errors import RequestError
+from leadline.protocol.http.answers import answer_to, error_body
 from leadline.protocol.http.asgi import Receive, Scope, Send, serve_asgi
 from leadline.protocol.http.deadlines import Deadlines
 from leadline.protocol.http.exchange import Exchange
-from leadline.protocol.http.head import authorization_of
-from leadline.protocol.http.request_id import NAME
+from leadline.protocol.http.headers import NAME, authorization_of
 from leadline.protocol.openai.body import encode_body
 from leadline.protocol.openai.paths import no_such_path
 from leadline.protocol.openai.service import ModelCard, ModelList, VersionResponse
@@ -117,7 +114,9 @@ class Gateway:
         self.config_watch = ConfigWatch(file, self.metrics.settings_file) if file is not None else None
         self.keys = KeyRing(config.keys_file or None)
         self.responses = ResponseStore(config.redis_url, config.responses)
-        self.background = Background(self)
+        self.background = Background(
+            config, self.table, self.admission, self.metrics, refresh=self.refresh_metrics
+        )
         self.draining = False
         self._rest = _rest_of_the_api(self)
         self._proxy: ProxyHandler | None = None
@@ -148,14 +147,18 @@ class Gateway:
         tracing = start_tracing(self.config.server.otlp_endpoint)
         dispatcher = Dispatcher(self.settings, self.admission)
         access_log = AccessLog() if self.settings.access_log else None
-        limits = await self.background.start(dispatcher)
+        watches: list[Callable[[], Coroutine[Any, Any, None]]] = [self.keys.watch]
+        if self.config_watch is not None:
+            watches.append(self.config_watch.watch)
+        limits = await self.background.start(dispatcher, watches)
         self._proxy = ProxyHandler(
             table=self.table,
             admission=self.admission,
             dispatcher=dispatcher,
             metrics=self.metrics,
             settings=self.settings,
-            gate=KeyGate(self.keys, limits),
+            keys=self.keys,
+            limits=limits,
             responses=self.responses,
             access_log=access_log,
             tracing=tracing,
@@ -175,6 +178,11 @@ class Gateway:
     @property
     def in_flight(self) -> int:
         return self._proxy.in_flight if self._proxy is not None else 0
+
+    async def scrape(self) -> bytes:
+        """Return the metrics of this gateway, those of all its workers included."""
+        self.refresh_metrics()
+        return await asyncio.to_thread(self.metrics.render)
 
     def refresh_metrics(self) -> None:
         waiting = {service.name: self.admission.waiting(service) for service in self.table}
@@ -217,21 +225,21 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
 
         @get("/metrics")
         async def metrics() -> Response:
-            return Response(await scrape(gateway), media_type=CONTENT_TYPE_LATEST)
+            return Response(await gateway.scrape(), media_type=CONTENT_TYPE_LATEST)
 
     @get("/version")
     async def version() -> Response:
         return _json(encode_body(VersionResponse(version=_version())))
 
-    async def cards(request: Request) -> list[ModelCard]:
+    def cards(request: Request) -> list[ModelCard]:
         """Of the models that the key may use. Raises InvalidKey."""
-        principal = await _principal_of(request, gateway)
+        principal = _principal_of(request, gateway)
         return [card for card in gateway.table.model_cards() if principal.allows(card.id)]
 
     @get("/v1/models")
     async def models(request: Request) -> Response:
         try:
-            return _json(encode_body(ModelList(data=await cards(request))))
+            return _json(encode_body(ModelList(data=cards(request))))
         except RequestError as error:
             return _error(error)
 
@@ -239,7 +247,7 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
     async def model(request: Request, name: str) -> Response:
         """One of them; names may hold slashes."""
         try:
-            for card in await cards(request):
+            for card in cards(request):
                 if card.id == name:
                     return _json(encode_body(card))
             raise unknown_model(name)
@@ -252,10 +260,10 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
         async def tokenizer_info(request: Request) -> Response:
             """Of the model in the query, which may be missing where there is one service."""
             try:
-                principal = await _principal_of(request, gateway)
+                principal = _principal_of(request, gateway)
                 model = request.query_params.get("model")
                 service = gateway.table.resolve(model)
-                KeyGate(gateway.keys).check_model(principal, model, service)
+                principal.require_service(model, service)
                 if not isinstance(service.tokens, TokenService):
                     raise no_tokenizer(service.name)
                 return _json(encode_body(service.tokens.tokenizer.info()))
@@ -282,31 +290,31 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
     return app
 
 
-async def _principal_of(request: Request, gateway: Gateway) -> Principal:
-    """Return who asks. Raises InvalidKey."""
+def _principal_of(request: Request, gateway: Gateway) -> Principal:
+    """Return the caller. Raises InvalidKey."""
     authorization = authorization_of(request.scope["headers"], gateway.settings.max_body_bytes)
-    return await KeyGate(gateway.keys).authenticate_slow(authorization)
+    return gateway.keys.authenticate(authorization)
 
 
 def _add_stored_responses(app: FastAPI, gateway: Gateway) -> None:
     """Routes of responses that are stored."""
     store = gateway.responses
 
-    async def tenant_of(request: Request) -> str:
+    def tenant_of(request: Request) -> str:
         """Raises InvalidKey."""
-        return (await _principal_of(request, gateway)).tenant
+        return _principal_of(request, gateway).tenant
 
     @app.get("/v1/responses/{name}")
     async def response(request: Request, name: str) -> Response:
         try:
-            return _json(_json_of((await store.get(await tenant_of(request), name)).response))
+            return _json(_json_of((await store.get(tenant_of(request), name)).response))
         except RequestError as error:
             return _error(error)
 
     @app.delete("/v1/responses/{name}")
     async def delete(request: Request, name: str) -> Response:
         try:
-            await store.delete(await tenant_of(request), name)
+            await store.delete(tenant_of(request), name)
         except RequestError as error:
             return _error(error)
         return _json(_json_of({"id": name, "object": "response.deleted", "deleted": True}))
@@ -314,7 +322,7 @@ def _add_stored_responses(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/responses/{name}/input_items")
     async def items(request: Request, name: str) -> Response:
         try:
-            return _json(_json_of(listed(name, (await store.get(await tenant_of(request), name)).input)))
+            return _json(_json_of(listed(name, (await store.get(tenant_of(request), name)).input)))
         except RequestError as error:
             return _error(error)
 

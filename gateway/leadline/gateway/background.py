@@ -1,30 +1,31 @@
-"""What a gateway does beside serving: finds pods, reads Redis, loads tokenizers, reloads keys.
+"""The background tasks of a gateway: find pods, read Redis, load tokenizers, reload keys.
 
-Room: gateway. None of it is on a request's path, and none of it ends the process.
+No request waits for them, and none of them ends the process.
 """
 
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import aiohttp
 
+from leadline.gateway.access.limits import RateLimits
+from leadline.gateway.admission.admission import Admission
+from leadline.gateway.config.settings import GatewayConfig
 from leadline.gateway.discovery.discovery import Discovery
-from leadline.gateway.exact.keeper import TokenKeeper
-from leadline.gateway.exact.mode import ASSUMED_TTL, ModeMetric, Reason, TokenMode
-from leadline.gateway.exact.pool import TokenPool
-from leadline.gateway.limits import RateLimits
-from leadline.gateway.proxy.attempts import Dispatcher
-from leadline.gateway.services import Service
-from leadline.gateway.sync.find import find_in
-from leadline.gateway.sync.metric import SyncMetric
+from leadline.gateway.metrics.metrics import GatewayMetrics
+from leadline.gateway.proxy.dispatcher import Dispatcher
+from leadline.gateway.services import Service, ServiceTable
+from leadline.gateway.sync.counts import SyncMetric
+from leadline.gateway.sync.heartbeats import find_in
 from leadline.gateway.sync.redis_sync import RedisSync
+from leadline.gateway.tokenizers.bundles import TokenPool
+from leadline.gateway.tokenizers.loader import TokenKeeper
 from leadline.gateway.tokens.approximate import ApproximateTokens
+from leadline.gateway.tokens.mode import ASSUMED_TTL, ModeMetric, Reason, TokenMode
 from leadline.gateway.tokens.parity import ParityReport
-
-if TYPE_CHECKING:
-    from leadline.gateway.app import Gateway
 
 __all__ = ["Background"]
 
@@ -36,35 +37,43 @@ _REFRESH = 5.0
 class Background:
     """Tasks of one gateway. `start`, then `stop`."""
 
-    def __init__(self, gateway: "Gateway") -> None:
-        """Raises ConfigError; connects to nothing yet."""
-        config = gateway.config
-        self._gateway = gateway
+    def __init__(
+        self,
+        config: GatewayConfig,
+        table: ServiceTable,
+        admission: Admission,
+        metrics: GatewayMetrics,
+        *,
+        refresh: Callable[[], None],
+    ) -> None:
+        """`refresh`: brings gauges up to date, every few seconds. Raises ConfigError; connects to nothing
+        yet."""
+        self._redis_url = config.redis_url
+        self._table, self._admission, self._metrics = table, admission, metrics
+        self._refresh_metrics = refresh
         self._tasks: list[asyncio.Task[None]] = []
         self._syncs: dict[str, RedisSync] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._pool = TokenPool()
         self._session: aiohttp.ClientSession | None = None
         """To pods."""
-        self._modes = ModeMetric(gateway.metrics.registry)
-        self._reading = SyncMetric(gateway.metrics.registry)
+        self._modes = ModeMetric(metrics.registry)
+        self._reading = SyncMetric(metrics.registry)
         self._approximate = {entry.name for entry in config.services if entry.tokenizer == "approximate"}
-        self._discovery = Discovery(
-            config, gateway.table, gateway.admission.changed, added=self._begin, removed=self._end
-        )
+        self._discovery = Discovery(config, table, admission.changed, added=self._begin, removed=self._end)
         self._limits = RateLimits(config.redis_url, config.limits, workers=config.server.workers)
 
-    async def start(self, dispatcher: Dispatcher) -> RateLimits:
-        """Returns once pods of static lists are known; the rest goes on in the background."""
-        gateway = self._gateway
+    async def start(
+        self, dispatcher: Dispatcher, watches: Sequence[Callable[[], Coroutine[Any, Any, None]]]
+    ) -> RateLimits:
+        """Start everything, `watches` included. Returns once pods of static lists are known; the rest goes on
+        in the background."""
         self._session = aiohttp.ClientSession()
-        for service in gateway.table:
+        for service in self._table:
             self._begin(service)
         await self._discovery.start()
         self._limits.start()
-        self._tasks.append(asyncio.create_task(gateway.keys.watch()))
-        if gateway.config_watch is not None:
-            self._tasks.append(asyncio.create_task(gateway.config_watch.watch()))
+        self._tasks += [asyncio.create_task(watch()) for watch in watches]
         self._tasks.append(asyncio.create_task(self._refresh(dispatcher)))
         return self._limits
 
@@ -82,13 +91,13 @@ class Background:
         for sync in self._syncs.values():
             await sync.stop()
         self._syncs.clear()
-        for service in self._gateway.table:
+        for service in self._table:
             if service.tokens is not None:
                 await asyncio.to_thread(service.tokens.close)
 
     def _begin(self, service: Service) -> None:
         """Everything for one service."""
-        url = self._gateway.config.redis_url
+        url = self._redis_url
         service.tokens = ApproximateTokens()
         service.index.guess_for(ASSUMED_TTL)
         if service.name in self._approximate:
@@ -116,7 +125,7 @@ class Background:
 
     def _end(self, service: Service) -> None:
         """The service is gone."""
-        self._gateway.admission.forget(service)
+        self._admission.forget(service)
         sync = self._syncs.pop(service.name, None)
         if sync is not None:
             self._tasks.append(asyncio.create_task(sync.stop()))
@@ -131,18 +140,17 @@ class Background:
 
     def _show_parity(self, service: Service, report: ParityReport) -> None:
         """Whether a pod tokenizes as we do (P21); predicted against actual cached tokens tell later."""
-        self._gateway.metrics.parity(service.name, report.agrees)
+        self._metrics.parity(service.name, report.agrees)
         log = logger.error if report.agrees is False else logger.info
         log("%s: %s", service.name, report)
 
     async def _refresh(self, dispatcher: Dispatcher) -> None:
-        gateway = self._gateway
         while True:
             await asyncio.sleep(_REFRESH)
-            gateway.refresh_metrics()
+            self._refresh_metrics()
             for name, sync in self._syncs.items():
                 self._reading.show(name, sync.counts)
-            dispatcher.forget({pod.address for service in gateway.table for pod in service.pods.values()})
+            dispatcher.forget({pod.address for service in self._table for pod in service.pods.values()})
             now = time.monotonic()
-            for service in gateway.table:
+            for service in self._table:
                 service.index.maintain(now)

@@ -1,4 +1,4 @@
-"""Errors of the gateway: what a client is told, and what is wrong with its configuration.
+"""Errors of the gateway: answers to clients, and mistakes in its configuration.
 
 Every `RequestError` here has the HTTP `status`, the OpenAI fields `type`, `code` and `param`, and a
 `retry_after` in seconds (None: trying again will not help).
@@ -83,7 +83,7 @@ class QueueFull(GatewayRefusal):
 
 
 class QueueTimeout(GatewayRefusal):
-    """No pod had room in time."""
+    """No pod had free capacity in time."""
 
     status = 503
     type = "server_error"

@@ -24,8 +24,8 @@ import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 
-from leadline.gateway.config import GatewayConfig
-from leadline.gateway.config_watch import ConfigFile
+from leadline.gateway.config.file import ConfigFile
+from leadline.gateway.config.settings import GatewayConfig
 from leadline.gateway.errors import ConfigError
 from leadline.protocol.listening import bound_socket, use_many_descriptors
 
@@ -75,11 +75,11 @@ def _serve_one(
     import uvicorn
 
     from leadline.gateway.app import Gateway
-    from leadline.gateway.metrics_port import MetricsPort
+    from leadline.gateway.metrics.port import MetricsPort
     from leadline.protocol.http.server_protocol import ServerProtocol
 
     gateway = Gateway(config, file=file)
-    metrics_port = MetricsPort(gateway, metrics) if metrics is not None else None
+    metrics_port = MetricsPort(gateway.scrape, metrics) if metrics is not None else None
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -1,6 +1,6 @@
-"""A pod as the gateway sees it: who it is, whether it may be sent requests, and how busy it seems to be.
+"""A pod as the gateway sees it: its name and address, whether it takes requests, and how busy it seems.
 
-Room: gateway. Owns the accounting of requests in flight. Discovery writes `ready`, `terminating` and
+Owns the accounting of requests in flight. Discovery writes `ready`, `terminating` and
 `circuit`; the event reader calls `heartbeat`; the proxy opens a `Lease` for each attempt; policies read the
 estimates. No I/O, no clock: times are monotonic seconds given by the caller.
 
@@ -146,7 +146,7 @@ class Pod:
             self._see(lease)
 
     def restarted(self, epoch: str) -> None:
-        """The pod lives in this epoch. If it is a new one, what was known of its load is void."""
+        """Note the pod's epoch. A new epoch makes everything reported about its load void."""
         if epoch == self.epoch:
             return
         if self.epoch:

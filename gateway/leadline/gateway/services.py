@@ -1,7 +1,7 @@
 """The services behind one gateway, and which of them a request's `model` means.
 
-Room: gateway. A service is a set of interchangeable pods of one model, `<namespace>/<name>` as in Kubernetes
-and in the Redis keys. Clients do not know services; they say names:
+A service is a set of interchangeable pods of one model, `<namespace>/<name>` as in Kubernetes
+and in the Redis keys. Clients do not know services; they send names:
 
     model: "X" ──► weights of X, if configured (canary)     "x": {ns/stable: 90, ns/canary: 10}
                ├─► served names and aliases in the configuration
@@ -24,11 +24,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from leadline.gateway.config.settings import GatewayConfig, ServiceConfig
 from leadline.gateway.errors import ConfigError, NoPods, UnknownModel, unknown_model
-from leadline.gateway.exact.mode import TokenMode
 from leadline.gateway.index.service_index import ServiceIndex
 from leadline.gateway.pods import Pod
-from leadline.gateway.policies.base import RoutingPolicy
+from leadline.gateway.policies.base import PolicyError, RoutingPolicy, load_policy
+from leadline.gateway.tokens.mode import TokenMode
 from leadline.protocol.keys import ServiceKeys
 from leadline.protocol.openai.service import ModelCard
 
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from leadline.gateway.tokens.service import TokenService
     from leadline.protocol.load import LoadReport
 
-__all__ = ["Service", "ServiceTable"]
+__all__ = ["Service", "ServiceTable", "build_table", "make_service"]
+
 
 _REPORTED_EVERY = 1.0
 """Seconds for which the names that pods reported are remembered; a miss asks again after a tenth of that."""
@@ -75,7 +77,7 @@ class Service:
     index: ServiceIndex = field(default_factory=ServiceIndex)
     tokens: "TokenService | ApproximateTokens | None" = None
     token_mode: TokenMode = field(default_factory=TokenMode)
-    """What `tokens` is, and why. Both are written by exact/keeper.py only."""
+    """What `tokens` is, and why. Only tokenizers/loader.py writes both."""
     block_size: int = 64
     """Tokens a block, until a pod reports its own."""
     pod_concurrency: int = 0
@@ -83,7 +85,7 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
     """Seconds since the Unix epoch, for /v1/models."""
     namespaces: "Sequence[LoadReport]" = ()
-    """Kept by proxy/namespaces.py: a report for each namespace of block hashes that pods have."""
+    """A report for each namespace of block hashes that pods have; maintained by request/prompt.py."""
     _names: dict[str, None] = field(default_factory=dict)
 
     @property
@@ -102,7 +104,7 @@ class Service:
         return self._names
 
     def without_pods(self) -> str:
-        """What a client is told when no pod takes requests."""
+        """Return the message to a client when no pod takes requests."""
         why = f": the operator reports {self.reason}" if self.reason else ""
         return f"{self.name} has no pod that takes requests{why}"
 
@@ -274,7 +276,7 @@ class ServiceTable:
         self._collect_reported()
         found = self._reported.get(model)
         if found is None and time.monotonic() - self._reported_at > _REPORTED_EVERY / 10:
-            # A pod may have come a moment ago; but names that nobody serves must stay cheap.
+            # A pod may have come a moment ago; but names that no service has must stay cheap.
             self._collect_reported(force=True)
             found = self._reported.get(model)
         return found
@@ -303,3 +305,28 @@ class ServiceTable:
             ),
             None,
         )
+
+
+def make_service(config: ServiceConfig, defaults: GatewayConfig) -> Service:
+    """The service of an entry, without pods. Raises ConfigError for a policy that cannot be made."""
+    name = config.policy or defaults.policy
+    options = config.policy_options if config.policy else {**defaults.policy_options, **config.policy_options}
+    try:
+        policy = load_policy(name, **options)
+    except PolicyError as error:
+        raise ConfigError(f"service {config.name}: {error}") from None
+    concurrency = config.pod_concurrency
+    return Service(
+        name=config.name,
+        model=config.model,
+        policy=policy,
+        served_names=tuple(config.served_names),
+        block_size=config.block_size,
+        api_key=config.api_key or defaults.upstream.api_key,
+        pod_concurrency=defaults.admission.pod_concurrency if concurrency is None else concurrency,
+    )
+
+
+def build_table(config: GatewayConfig) -> ServiceTable:
+    """The configured services, without pods: discovery puts those in."""
+    return ServiceTable((make_service(entry, config) for entry in config.services), config.models)

@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 from redis.exceptions import RedisError
 
-from leadline.gateway.config import ResponsesConfig
+from leadline.gateway.config.settings import ResponsesConfig
 from leadline.gateway.errors import GatewayRefusal
-from leadline.gateway.sync.client import connect
+from leadline.gateway.redis_client import connect
 from leadline.protocol.http.exchange import too_large
 
 __all__ = ["ResponseStore", "Stored", "UnknownResponse", "input_items", "listed"]

@@ -1,4 +1,4 @@
-"""What crosses between engine, gateway and operator; the only room that all the others may import.
+"""Types and code that engine, gateway and operator share; the only package that all others may import.
 
 chain       the prefix hash chain: which KV blocks are the same
 events      cache event batches and snapshots, engine → gateway

@@ -11,8 +11,8 @@ Tokens are cut into blocks of `block_size`; the hash of a full block stands for 
 equal tokens differ (model, revision, adapter, tenant salt, block size): equal hashes mean interchangeable
 blocks.
 
-The engine keys its prefix cache by the full 16 bytes; events and the gateway use `short` of them. Whoever
-changes what is hashed must raise `FORMAT_VERSION`: old and new pods then never share a block.
+The engine keys its prefix cache by the full 16 bytes; events and the gateway use `short` of them. A
+change of what is hashed must raise `FORMAT_VERSION`: old and new pods then never share a block.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ assert array("I").itemsize == 4, "array('I') is not 32 bits wide here; the chain
 
 
 class TokenArray(Protocol):
-    """A one-dimensional array of integers, as numpy has them (this room does not import numpy)."""
+    """A one-dimensional array of integers, as numpy has them (this package does not import numpy)."""
 
     def tolist(self) -> list[int]: ...
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-from leadline.protocol.anthropic import errors as anthropic
-
 __all__ = [
     "SHOULD_RETRY",
     "EngineError",
@@ -20,7 +18,6 @@ __all__ = [
     "RequestError",
     "UnsupportedModel",
     "encode_error",
-    "error_body",
 ]
 
 
@@ -80,8 +77,6 @@ class ErrorResponse(msgspec.Struct, kw_only=True, frozen=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_MESSAGES = "/v1/messages"
-"""The path of Anthropic's API."""
 
 
 def encode_error(
@@ -93,20 +88,3 @@ def encode_error(
 ) -> bytes:
     """The JSON text of an ErrorResponse."""
     return _encode(ErrorResponse(error=ErrorObject(message=message, type=type, param=param, code=code)))
-
-
-def error_body(
-    path: str,
-    status: int,
-    message: str,
-    *,
-    type: str = "invalid_request_error",
-    param: str | None = None,
-    code: str | int | None = None,
-    request_id: str | None = None,
-) -> tuple[int, bytes]:
-    """Return the status and the body of an error on `path`, in the shape of that path's API."""
-    if path.startswith(_MESSAGES) and path[len(_MESSAGES) :][:1] in ("", "/"):
-        status = anthropic.status_of(status, code)
-        return status, anthropic.encode_error(status, message, request_id)
-    return status, encode_error(message, type=type, param=param, code=code)

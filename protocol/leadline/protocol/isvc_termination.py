@@ -1,7 +1,7 @@
 """What a container of a pod says last: `{"reason": …, "message": …}`, one JSON object as termination message.
 
 The engine's process writes it, the operator reads it: the reason is the name of a typed error (or of whatever
-exception ended the process), so nobody has to guess from the wording. Kubernetes keeps 4096 bytes of the file
+exception ended the process), so that the wording does not matter. Kubernetes keeps 4096 bytes of the file
 at `terminationMessagePath`; where a process could not write it (killed, out of memory), the end of its log
 stands there instead (`terminationMessagePolicy: FallbackToLogsOnError`).
 """
@@ -13,7 +13,7 @@ import msgspec
 __all__ = ["TERMINATION_VARIABLE", "TerminationMessage", "read_termination", "write_termination"]
 
 TERMINATION_VARIABLE = "LEADLINE_TERMINATION_LOG"
-"""Environment variable that names the file; unset: nobody reads it, nothing is written."""
+"""Environment variable that names the file; unset: nothing is written."""
 _MAX_BYTES = 4096
 
 

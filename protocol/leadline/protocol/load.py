@@ -1,4 +1,4 @@
-"""The load report: what a pod says of itself with every heartbeat, all that a gateway knows of its load."""
+"""The load report that a pod sends with every heartbeat; a gateway knows no more about its load."""
 
 from __future__ import annotations
 

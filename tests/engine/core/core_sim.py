@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from leadline.engine.core import BlockPool, Scheduler, SchedulerConfig, WeightedPolicy
 from leadline.engine.core.plan import NewSeq, SampledLogprobs, StepPlan, StepResult, StepRow
-from leadline.engine.core.thought import ANYTHING, Allowed, Thought
+from leadline.engine.core.sequence import ANYTHING, Allowed, Thought
 from leadline.engine.messages import CoreOutput, CoreRequest
 from leadline.engine.sampling_params import SamplingParams, StructuredSpec
 

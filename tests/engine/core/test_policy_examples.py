@@ -8,7 +8,7 @@ import pytest
 from core_sim import EOS, WEIGHTS, Loop, request
 
 from leadline.engine.core import LRUEviction
-from leadline.engine.core.plugins import load_eviction_policy, load_scheduling_policy
+from leadline.engine.core.build import load_eviction_policy, load_scheduling_policy
 from leadline.engine.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "policies"

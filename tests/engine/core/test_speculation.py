@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from test_scheduler_random import _SETTINGS, SchedulerMachine
 
 from leadline.engine.config import EngineConfig
-from leadline.engine.core.ngram import NgramIndex
+from leadline.engine.core.drafter import NgramIndex
 from leadline.engine.core.speculation import accepted
 from leadline.engine.errors import ConfigError
 

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from leadline.engine.core.plan import StepPlan, StepRow
-from leadline.engine.core.step_bounds import StepBounds
+from leadline.engine.core_process.step_bounds import StepBounds
 
 _step_ids = count()
 

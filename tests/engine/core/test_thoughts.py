@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_sim import GRAMMAR_END, Loop, expected, request
 
-from leadline.engine.core.thought import Thought, answer_of
+from leadline.engine.core.sequence import Thought, answer_of
 from leadline.engine.messages import ThoughtSpec
 
 OPEN, END, NEWLINE = 38, 39, 37

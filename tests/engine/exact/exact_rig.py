@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from leadline.engine.config import EngineConfig
-from leadline.engine.engine_core import EngineCore
+from leadline.engine.core_process.engine_core import EngineCore
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.messages import CoreOutput, CoreRequest
 from leadline.engine.models.base import CausalLM

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from leadline.engine.attention import AttentionBatch, AttentionSpec
 from leadline.engine.attention.torch_backend import TorchBackend
 from leadline.engine.config import EngineConfig
-from leadline.engine.engine_core import EngineCore
+from leadline.engine.core_process.engine_core import EngineCore
 from leadline.engine.errors import ConfigError
 from leadline.engine.models.config import load_model_config
 from leadline.engine.models.fp8 import FP8, check_fp8_linear, quantize_rows, round_rows

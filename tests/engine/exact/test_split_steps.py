@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from exact_prompts import NEW_TOKENS
 
-from leadline.engine.engine_core import EngineCore
+from leadline.engine.core_process.engine_core import EngineCore
 from leadline.engine.runner.split import StepCosts, StepSplitter
 from leadline.engine.sampling_params import SamplingParams
 

@@ -14,8 +14,8 @@ import pytest
 
 from leadline.engine.errors import RequestError, StructuredOutputFailed
 from leadline.engine.frontend.structured import GrammarCompiler
-from leadline.engine.grammar_host import Bounds
-from leadline.engine.grammars import GrammarHosts, MaskOrError
+from leadline.engine.grammars.host import Bounds
+from leadline.engine.grammars.pool import GrammarHosts, MaskOrError
 from leadline.engine.sampling_params import StructuredSpec
 
 EOS = 2

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 from leadline.engine.config import REASONING_FORMATS
-from leadline.engine.core.thought import Thought, answer_of
+from leadline.engine.core.sequence import Thought, answer_of
 from leadline.engine.frontend.reasoning import FORMATS, ModelReasoning, OutputParser, detect_format
 from leadline.engine.frontend.tool_formats import HERMES, ParsedText, ToolCall
 from leadline.protocol.text.tokenizer import Tokenizer

@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_texts import TEXTS, TOOLS
 
-from leadline.engine.async_engine import AsyncEngine
+from leadline.engine.client.async_engine import AsyncEngine, ModelTexts
 from leadline.engine.config import EngineConfig
 from leadline.engine.errors import ConfigError, RequestError
 from leadline.engine.frontend.structured import GrammarCompiler
 from leadline.engine.frontend.tool_formats import FORMATS, ToolCall, detect_format, format_named, parse_whole
 from leadline.engine.frontend.tool_formats.typed_text import types_of
 from leadline.engine.frontend.tool_schema import calls_in_text, known_format, or_calls, plan_tools
-from leadline.engine.model_texts import ModelTexts
 from leadline.engine.sampling_params import StructuredSpec
 from leadline.protocol.text.chat import ChatRenderer
 from leadline.protocol.text.tokenizer import Tokenizer

@@ -19,7 +19,7 @@ from tiny_checkpoints import (
 from tiny_checkpoints import reference_logits as expected_logits
 
 from leadline.engine.config import EngineConfig
-from leadline.engine.engine_core import EngineCore
+from leadline.engine.core_process.engine_core import EngineCore
 from leadline.engine.errors import UnsupportedModel
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models import load_model_config

@@ -13,7 +13,7 @@ from leadline.engine.config import EngineConfig
 from leadline.engine.errors import ModelNotFound, UnsupportedModel
 from leadline.engine.models import load_model_config
 from leadline.engine.models.families import FAMILIES, WRAPPERS
-from leadline.engine.runner.build import resolve_context
+from leadline.engine.runner.shard import resolve_context
 
 LLAMA = {**BASE, "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rope_theta": 10000.0}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -20,8 +19,8 @@ from leadline.engine.models.parallel import TensorParallel
 class ThreadGroup:
     """Collectives over threads that meet at a barrier: post, meet, combine, meet again."""
 
-    def __init__(self, size: int, interleave_tokens: int | None = None) -> None:
-        self.size, self.interleave_tokens = size, interleave_tokens
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.posted: list[torch.Tensor | None] = [None] * size
         self.barrier = threading.Barrier(size, timeout=60)
 
@@ -36,28 +35,16 @@ class ThreadGroup:
         def all_reduce(x: torch.Tensor) -> torch.Tensor:
             return exchange(x, lambda parts: torch.stack(parts).sum(0))
 
-        def start_sum(x: torch.Tensor) -> Callable[[], None]:
-            """Nothing is there before the returned function is called."""
-            total = all_reduce(x)
-            x.fill_(torch.nan)
-
-            def wait() -> None:
-                x.copy_(total)
-
-            return wait
-
         return TensorParallel(
             rank,
             self.size,
             all_reduce=all_reduce,
             all_gather=lambda x: exchange(x, lambda parts: torch.cat(parts, dim=-1)),
-            start_sum=start_sum,
-            interleave_tokens=self.interleave_tokens,
         )
 
 
-def load_ranks(folder, size, interleave_tokens=None):
-    config, group = load_model_config(folder), ThreadGroup(size, interleave_tokens)
+def load_ranks(folder, size):
+    config, group = load_model_config(folder), ThreadGroup(size)
     return [
         load_model(
             folder,
@@ -112,13 +99,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("interleave_tokens", [None, 7], ids=["", "sums_beside_the_other_half"])
 @pytest.mark.parametrize("case", CASES)
-def test_split_over_ranks_the_logits_are_those_of_the_whole_model(case, interleave_tokens, tmp_path):
+def test_split_over_ranks_the_logits_are_those_of_the_whole_model(case, tmp_path):
     size, family, changes = CASES[case]
     reference = build_reference(family, **changes)
     folder = save_reference(reference, tmp_path)
-    ranks = load_ranks(folder, size, interleave_tokens)
+    ranks = load_ranks(folder, size)
     ids = torch.randint(0, reference.config.vocab_size, (41,))
     with ThreadPoolExecutor(size) as pool:
         outputs = list(pool.map(lambda model: logits_of(model, ids), ranks))

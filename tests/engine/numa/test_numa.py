@@ -13,10 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leadline.engine import numa
 from leadline.engine.config import EngineConfig
 from leadline.engine.errors import ConfigError
-from leadline.engine.numa import _show, choose_cpus, parse_cpulist
+from leadline.engine.system import numa
+from leadline.engine.system.numa import _show, choose_cpus, parse_cpulist
 
 GPU = "0000:9b:00.0"
 ALL = frozenset(range(16))
@@ -53,7 +53,7 @@ def test_a_node_may_be_named(two: Path) -> None:
 
 def test_one_node_is_left_alone_with_a_line_in_the_log(tmp_path: Path, caplog) -> None:
     root = tree(tmp_path, {0: "0-15"}, {GPU: "0"})
-    with caplog.at_level(logging.INFO, "leadline.engine.numa"):
+    with caplog.at_level(logging.INFO, "leadline.engine.system.numa"):
         assert choose_cpus("auto", GPU, ALL, root) is None
     assert "one NUMA node" in caplog.text
 
@@ -62,7 +62,7 @@ def test_one_node_is_left_alone_with_a_line_in_the_log(tmp_path: Path, caplog) -
     ("pci", "says"), [("0000:1b:00.0", "not known"), ("0000:ff:00.0", "not known"), (None, "no GPU")]
 )
 def test_without_a_known_node_auto_binds_to_nothing(two: Path, caplog, pci, says) -> None:
-    with caplog.at_level(logging.INFO, "leadline.engine.numa"):
+    with caplog.at_level(logging.INFO, "leadline.engine.system.numa"):
         assert choose_cpus("auto", pci, ALL, two) is None
     assert says in caplog.text
 
@@ -117,7 +117,7 @@ def test_every_thread_of_the_process_is_bound() -> None:
     """In a process of its own: this one's affinity stays. The node is the real host's."""
     code = """
 import os, threading, torch
-from leadline.engine.numa import bind_process
+from leadline.engine.system.numa import bind_process
 stop = threading.Event()
 thread = threading.Thread(target=stop.wait); thread.start()
 one = {min(os.sched_getaffinity(0))}

@@ -9,7 +9,7 @@ import psutil
 from tiny_checkpoints import build_reference, save_reference
 
 from leadline.engine.config import EngineConfig
-from leadline.engine.engine_core import EngineCore
+from leadline.engine.core_process.engine_core import EngineCore
 from leadline.engine.hub.local import LocalModel
 
 __all__ = ["ParallelRig", "processes", "tiny_model"]

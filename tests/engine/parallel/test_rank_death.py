@@ -72,7 +72,7 @@ LEADER = """
     import sys
     from pathlib import Path
     from leadline.engine.config import EngineConfig
-    from leadline.engine.engine_core import EngineCore
+    from leadline.engine.core_process.engine_core import EngineCore
     from leadline.engine.hub.local import LocalModel
     from leadline.engine.messages import CoreRequest
     from leadline.engine.sampling_params import SamplingParams

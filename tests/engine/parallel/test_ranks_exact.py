@@ -11,7 +11,7 @@ import pytest
 from exact_prompts import make_prompts
 from parallel_rig import ParallelRig, tiny_model
 
-from leadline.engine.engine_core import EngineCore
+from leadline.engine.core_process.engine_core import EngineCore
 from leadline.engine.errors import EngineDead
 from leadline.engine.hub import resolve_model
 from leadline.engine.sampling_params import SamplingParams
@@ -74,14 +74,6 @@ def test_four_ranks_for_three_kv_heads(rig, ranks, prompts):
     greedy = SamplingParams(temperature=0, max_tokens=6)
     some = prompts[4:10]
     assert rig.run(ranks.core(4), some, greedy) == rig.run(rig.core(), some, greedy)
-
-
-def test_sums_that_travel_beside_the_other_half_of_the_tokens(rig, ranks, prompts, monkeypatch):
-    """Chunks of 40 tokens and of what is left of them, decode steps of 9 rows, all in halves."""
-    monkeypatch.setenv("LEADLINE_TP_INTERLEAVE_TOKENS", "5")
-    greedy = SamplingParams(temperature=0, max_tokens=8)
-    some = prompts[:9]
-    assert rig.run(ranks.core(2, **ROOMY), some, greedy) == rig.run(rig.core(**ROOMY), some, greedy)
 
 
 def test_logprobs_of_prompt_and_output_are_those_of_one_rank(rig, three, prompts):

@@ -10,11 +10,11 @@ import pytest
 
 from leadline.engine import wire
 from leadline.engine.config import EngineConfig
-from leadline.engine.engine_core import EngineCore
+from leadline.engine.core_process.engine_core import EngineCore
 from leadline.engine.hub import resolve_model
 from leadline.engine.messages import CoreRequest
 from leadline.engine.profiling import PHASES, PhaseClock, Phases, nvtx_sink
-from leadline.engine.profiling.desk import TraceDesk
+from leadline.engine.profiling.trace_requests import TraceRequests
 from leadline.engine.sampling_params import SamplingParams
 
 
@@ -82,9 +82,9 @@ def test_nvtx_without_cuda_marks_nothing() -> None:
 def test_a_directory_that_cannot_be_made_is_an_answer_and_not_the_end(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     answers: list[wire.Profiled] = []
-    desk = TraceDesk(str(tmp_path / "file" / "below"), Phases(), answers.append)
-    desk.ask(wire.Profile(7, steps=1))
-    desk.look()
+    requests = TraceRequests(str(tmp_path / "file" / "below"), Phases(), answers.append)
+    requests.ask(wire.Profile(7, steps=1))
+    requests.look()
     assert [(answer.call_id, answer.code) for answer in answers] == [(7, "profile_failed")]
     assert "profile_dir" in answers[0].error
 
@@ -92,13 +92,13 @@ def test_a_directory_that_cannot_be_made_is_an_answer_and_not_the_end(tmp_path: 
 def test_a_trace_ends_after_its_seconds_though_no_step_was_made(tmp_path: Path) -> None:
     answers: list[wire.Profiled] = []
     phases = Phases()
-    desk = TraceDesk(str(tmp_path), phases, answers.append)
-    desk.ask(wire.Profile(1, seconds=0.01))
+    requests = TraceRequests(str(tmp_path), phases, answers.append)
+    requests.ask(wire.Profile(1, seconds=0.01))
     assert phases.sink is not None
-    desk.ask(wire.Profile(2, steps=1))
+    requests.ask(wire.Profile(2, steps=1))
     assert [(answer.call_id, answer.code) for answer in answers] == [(2, "profile_running")]
     while len(answers) < 2:
-        desk.look()
+        requests.look()
     assert (answers[1].call_id, answers[1].code, answers[1].steps) == (1, None, 0)
     assert Path(answers[1].path).parent == tmp_path
     assert phases.sink is None

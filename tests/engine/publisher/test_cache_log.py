@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from leadline.engine.core.block_pool import BlockPool
 from leadline.engine.publisher import log as log_module
-from leadline.engine.publisher.changes import CacheChanges
-from leadline.engine.publisher.log import CacheLog
+from leadline.engine.publisher.log import CacheChanges, CacheLog
 from leadline.engine.wire import CacheChange, decode_from_core, encode
 from leadline.protocol.chain import short
 from leadline.protocol.events import EventBatch

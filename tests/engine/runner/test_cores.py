@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from leadline.engine import cores
-from leadline.engine.cores import cpu_quota, usable_cores
+from leadline.engine.system import cpu_limit as cores
+from leadline.engine.system.cpu_limit import cpu_quota, usable_cores
 
 
 def quota(tmp_path: Path, membership: str, files: dict[str, str]) -> float | None:

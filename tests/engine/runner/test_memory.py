@@ -7,8 +7,8 @@ import torch
 
 from leadline.engine.config import EngineConfig
 from leadline.engine.errors import ConfigError, OutOfMemory
-from leadline.engine.runner.build import resolve_device
 from leadline.engine.runner.memory import fit_context, oom_message, out_of_memory_is_typed
+from leadline.engine.runner.shard import resolve_device
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 CONFIG = EngineConfig(model="smollm2", block_size=64)

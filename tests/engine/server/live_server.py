@@ -83,12 +83,12 @@ class LiveServer:
         return total
 
     def core(self) -> psutil.Process:
-        (core,) = self._children("leadline.engine.process")
+        (core,) = self._children("leadline.engine.core_process.main")
         return core
 
     def workers(self) -> list[psutil.Process]:
         """The API processes beside the first one."""
-        return self._children("leadline.engine.server.worker")
+        return self._children("leadline.engine.server.process.worker")
 
     def _children(self, module: str) -> list[psutil.Process]:
         found = []

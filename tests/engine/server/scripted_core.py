@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from leadline.engine import wire
 from leadline.engine.config import EngineConfig
-from leadline.engine.core import step_bounds
 from leadline.engine.core.block_pool import PoolListener
 from leadline.engine.core.plan import StepPlan, StepRow
 from leadline.engine.core.stats import SchedulerStats, Speeds
+from leadline.engine.core_process import step_bounds
 from leadline.engine.errors import ConfigError, QueueFull
 from leadline.engine.messages import CoreOutput, CoreRequest
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from scripted_core import EXIT, REFUSE, SLEEP, SLOW, STEP
 
-from leadline.engine.async_engine import AsyncEngine
+from leadline.engine.client.async_engine import AsyncEngine
 from leadline.engine.config import EngineConfig
 from leadline.engine.errors import EngineDead, QueueFull, RequestError
 from leadline.engine.hub import resolve_model
 from leadline.engine.sampling_params import SamplingParams
-from leadline.engine.server import ServerSettings, completions, create_app
-from leadline.engine.server.http import ApiError
+from leadline.engine.server import ServerSettings, create_app
+from leadline.engine.server.api import completions
+from leadline.engine.server.http.responses import ApiError
 from leadline.engine.server.state import Phase, ServerState
 from leadline.protocol.openai import CompletionRequest
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from live_server import BLOCK, LiveServer
 
-from leadline.engine.server.params import chat_sampling
+from leadline.engine.server.api.params import chat_sampling
 from leadline.protocol.openai import ChatCompletionRequest, decode_body
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]

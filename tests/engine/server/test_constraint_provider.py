@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from leadline.engine.async_engine import AsyncEngine
+from leadline.engine.client.async_engine import AsyncEngine
 from leadline.engine.config import EngineConfig
 from leadline.engine.errors import ConfigError
 from leadline.engine.hub import resolve_model
 from leadline.engine.sampling_params import StructuredSpec
-from leadline.engine.server.turn import prepare_turn
+from leadline.engine.server.api.turn import prepare_turn
 from leadline.protocol.anthropic.request import MessagesRequest
 from leadline.protocol.openai import ChatCompletionRequest
 from leadline.protocol.responses import ResponsesRequest

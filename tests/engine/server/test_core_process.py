@@ -18,9 +18,8 @@ import psutil
 import pytest
 
 from leadline.engine import wire
+from leadline.engine.client.core_client import CoreClient, CoreLink
 from leadline.engine.config import EngineConfig
-from leadline.engine.core_client import CoreClient
-from leadline.engine.core_link import CoreLink
 from leadline.engine.errors import ConfigError, EngineDead, OutOfMemory
 from leadline.engine.messages import CoreOutput, CoreRequest
 from leadline.engine.sampling_params import SamplingParams
@@ -289,7 +288,7 @@ def test_the_core_leaves_when_its_parent_is_killed() -> None:
             textwrap.dedent(f"""
                 import asyncio
                 from leadline.engine.config import EngineConfig
-                from leadline.engine.core_client import CoreClient
+                from leadline.engine.client.core_client import CoreClient
 
                 async def main():
                     client = await CoreClient.start(

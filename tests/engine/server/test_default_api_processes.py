@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from leadline.engine.config import EngineConfig
-from leadline.engine.server import pool
+from leadline.engine.server.process import pool
 
 SMALL = {"hidden_size": 1024, "num_hidden_layers": 28, "intermediate_size": 3072}
 LARGE = {"hidden_size": 4096, "num_hidden_layers": 36, "intermediate_size": 12288}

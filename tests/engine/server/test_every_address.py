@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 
 from leadline.cli.fetch_progress import FetchProgress
-from leadline.engine.server.listening import listen
+from leadline.engine.server.process.listening import listen
 
 
 def test_an_engine_listens_on_every_address(loopbacks: list[str]) -> None:

@@ -8,8 +8,8 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from leadline.engine.outputs import OutputDelta
-from leadline.engine.server.exposition import Family, added, snapshot
-from leadline.engine.server.metrics import Metrics, RequestTimer
+from leadline.engine.server.metrics.exposition import Family, added, snapshot
+from leadline.engine.server.metrics.metrics import Metrics, RequestTimer
 
 
 def observe(metrics: list[Metrics], seed: int) -> None:

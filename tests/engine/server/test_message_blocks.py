@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leadline.engine.frontend.tool_formats import CallDelta, ParsedText
-from leadline.engine.server.message_blocks import BlockEvents, BlockList
-from leadline.engine.server.typed_events import EventWriter
+from leadline.engine.server.api.message_blocks import BlockEvents, BlockList
+from leadline.engine.server.api.typed_events import EventWriter
 
 TEXTS = st.text('ab{}\n"é', max_size=6)
 

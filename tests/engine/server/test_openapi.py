@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from leadline.engine.server.openapi import document
+from leadline.engine.server.routes.openapi import document
 
 CHECKS = [
     not_a_server_error,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from leadline.engine.pulse import LOOK_SECONDS, Pulse, PulseWatch, process_state
+from leadline.engine.system.pulse import LOOK_SECONDS, Pulse, PulseWatch, process_state
 
 ENOUGH = 20
 """Looks in a row, more than any verdict needs."""

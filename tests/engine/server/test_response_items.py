@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leadline.engine.frontend.tool_formats import CallDelta, ParsedText
-from leadline.engine.server.response_items import ResponseItems
-from leadline.engine.server.typed_events import EventWriter
+from leadline.engine.server.api.response_items import ResponseItems
+from leadline.engine.server.api.typed_events import EventWriter
 from responses_reader import Reader
 
 

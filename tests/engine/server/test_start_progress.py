@@ -6,7 +6,7 @@ import httpx
 
 from leadline.engine import wire
 from leadline.engine.server.app import create_app
-from leadline.engine.server.run import ProgressLog
+from leadline.engine.server.process.run import ProgressLog
 from leadline.engine.server.settings import ServerSettings
 from leadline.engine.server.state import Phase, ServerState
 

@@ -1,4 +1,4 @@
-"""A request's deltas reach its reader once and in order, by its taker or by its queue."""
+"""A request's deltas reach its reader once and in order, by its on_delta or by its queue."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from leadline.engine.client.streams import Stream
 from leadline.engine.errors import EngineDead
 from leadline.engine.outputs import OutputDelta
-from leadline.engine.streams import Stream
 
 
 class Reader:
@@ -22,7 +22,7 @@ class Reader:
         self.accepts = True
         self.gate = asyncio.Event()
         self.gate.set()
-        self.stream = Stream("r", [None], 1, taker=self._take)  # type: ignore[list-item]
+        self.stream = Stream("r", [None], 1, on_delta=self._take)  # type: ignore[list-item]
         self.task = asyncio.ensure_future(self._read())
 
     def _take(self, delta: OutputDelta) -> bool:
@@ -81,7 +81,7 @@ async def test_a_taker_that_fails_ends_its_own_stream_only() -> None:
         raise ZeroDivisionError("a bug in the reader")
 
     reader = Reader()
-    reader.stream.taker = broken
+    reader.stream.on_delta = broken
     await turns()
     reader.put(0)
     with pytest.raises(ZeroDivisionError):

@@ -36,7 +36,7 @@ def test_a_grammar_that_fails_in_mid_output_is_an_error(server: LiveServer) -> N
             (nursery,) = [
                 child
                 for child in psutil.Process(server.process.pid).children(recursive=True)
-                if "leadline.engine.grammar_host" in child.cmdline() and child.children()
+                if "leadline.engine.grammars.host" in child.cmdline() and child.children()
             ]
             for host in nursery.children():
                 host.kill()

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leadline.engine.server.http import ApiError
-from leadline.engine.server.typed_events import EventWriter, TextTemplate
+from leadline.engine.server.api.typed_events import EventWriter, TextTemplate
+from leadline.engine.server.http.responses import ApiError
 from leadline.protocol.openai.common import PromptTokensDetails, Usage
 from leadline.protocol.stream_notes import Note, read_note
 

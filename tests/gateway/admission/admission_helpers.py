@@ -4,11 +4,11 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from leadline.gateway.access.principal import Principal
 from leadline.gateway.admission.admission import Admission
-from leadline.gateway.config import AdmissionConfig
+from leadline.gateway.config.settings import AdmissionConfig
 from leadline.gateway.pods import Pod
 from leadline.gateway.policies.random_choice import RandomPolicy
-from leadline.gateway.principal import Principal
 from leadline.gateway.services import Service
 from leadline.protocol.load import LoadReport
 

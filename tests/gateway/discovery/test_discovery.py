@@ -14,17 +14,15 @@ import pytest
 from kube_script import KubeScript, endpoint, kube_script, slice_of
 from kubernetes.aio.client import ApiClient, Configuration
 
-from leadline.gateway.config_file import read_config
-from leadline.gateway.configured_services import build_table
+from leadline.gateway.config.file import read_config
 from leadline.gateway.discovery import reflector
 from leadline.gateway.discovery.discovery import Discovery
 from leadline.gateway.discovery.kube_api import KubeAccess, find_access
-from leadline.gateway.discovery.reflector import Reflector
+from leadline.gateway.discovery.reflector import Reflector, Timing
 from leadline.gateway.discovery.slices import RESOURCE as SLICES
 from leadline.gateway.discovery.slices import EndpointSlice
-from leadline.gateway.discovery.timing import Timing
 from leadline.gateway.errors import ConfigError, NoPods, UnknownModel
-from leadline.gateway.services import ServiceTable
+from leadline.gateway.services import ServiceTable, build_table
 from leadline.protocol.events import EventBatch
 from live_valkey import until
 

@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from leadline.gateway.config_file import read_config
-from leadline.gateway.configured_services import build_table
+from leadline.gateway.config.file import read_config
 from leadline.gateway.discovery.discovery import Discovery
 from leadline.gateway.pods import eligible
-from leadline.gateway.services import ServiceTable
+from leadline.gateway.services import ServiceTable, build_table
 
 pytestmark = pytest.mark.cluster
 

@@ -7,10 +7,16 @@ import pytest
 from routing_helpers import reported
 
 from leadline.gateway.pods import Pod
-from leadline.gateway.policies.base import RouteRequest, matched_tokens
+from leadline.gateway.policies.base import (
+    GROUP,
+    PolicyError,
+    RouteRequest,
+    known_policies,
+    load_policy,
+    matched_tokens,
+)
 from leadline.gateway.policies.least_load import LeastLoadPolicy
 from leadline.gateway.policies.random_choice import RandomPolicy
-from leadline.gateway.policies.registry import GROUP, PolicyError, known_policies, load_policy
 from leadline.gateway.policies.session import SessionPolicy
 
 

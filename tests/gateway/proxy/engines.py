@@ -84,7 +84,7 @@ class Engine:
             (pid,) = (
                 child.pid
                 for child in psutil.Process(pid).children(recursive=True)
-                if "leadline.engine.process" in child.cmdline()
+                if "leadline.engine.core_process.main" in child.cmdline()
             )
         os.kill(pid, number)
 

@@ -15,7 +15,7 @@ import httpx
 import uvicorn
 
 from leadline.gateway.app import Gateway, proxy_settings
-from leadline.gateway.config import GatewayConfig, PodConfig, ServiceConfig
+from leadline.gateway.config.settings import GatewayConfig, PodConfig, ServiceConfig
 from leadline.gateway.pods import Pod
 from leadline.protocol.http.server_protocol import ServerProtocol
 

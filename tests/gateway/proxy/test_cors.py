@@ -11,7 +11,7 @@ import pytest
 from gateway_rig import CHAT, gateway_to, ok, pods
 from test_http_edges import BOTH, engine
 
-from leadline.gateway.config import GatewayConfig, ServerConfig
+from leadline.gateway.config.settings import GatewayConfig, ServerConfig
 from leadline.gateway.errors import ConfigError
 from leadline.protocol.http.cors import invalid_origin
 

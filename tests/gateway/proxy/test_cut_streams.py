@@ -18,10 +18,10 @@ import msgspec
 import pytest
 from engines import Engine
 
-from leadline.gateway.proxy.body import Incoming, read_incoming
-from leadline.gateway.proxy.dialects import DIALECTS
-from leadline.gateway.proxy.migration import MovableStream
-from leadline.gateway.proxy.movable_events import MovableEvents
+from leadline.gateway.request.body import Incoming, read_incoming
+from leadline.gateway.request.dialects import DIALECTS
+from leadline.gateway.request.events import MovableEvents
+from leadline.gateway.request.migration import MovableStream
 from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Say something."}]}

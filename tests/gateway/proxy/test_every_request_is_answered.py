@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from test_client_connections import Wire, error_of, request, wire
 
 from leadline.gateway.app import Gateway
-from leadline.gateway.config import GatewayConfig, PodConfig, ServiceConfig
+from leadline.gateway.config.settings import GatewayConfig, PodConfig, ServiceConfig
 
 
 def in_chunks(body: bytes) -> bytes:

@@ -29,7 +29,7 @@ from gateway_rig import (
     until,
 )
 
-from leadline.gateway.proxy.breaker import CircuitBreaker
+from leadline.gateway.upstream.breaker import CircuitBreaker
 
 
 async def _closed_port() -> str:
@@ -183,7 +183,7 @@ async def test_a_circuit_opens_on_server_errors_and_closes_when_the_pod_is_well_
 
 
 def _no_wait() -> object:
-    from leadline.gateway.config import AdmissionConfig
+    from leadline.gateway.config.settings import AdmissionConfig
 
     return AdmissionConfig(hold_without_pods_seconds=0.0)
 

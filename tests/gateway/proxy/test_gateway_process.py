@@ -33,7 +33,7 @@ from gateway_rig import (
     until,
 )
 
-from leadline.gateway.config import ServerConfig
+from leadline.gateway.config.settings import ServerConfig
 
 
 class Process:

@@ -8,7 +8,7 @@ import pytest
 from gateway_rig import CHAT, STREAM, Received, ScriptedPod, gateway_to, hang, ok, pods, status, until
 
 from leadline.gateway.app import proxy_settings
-from leadline.gateway.config import GatewayConfig, UpstreamConfig
+from leadline.gateway.config.settings import GatewayConfig, UpstreamConfig
 
 SLOW = 0.6
 AT_RANDOM = {"policy": "random", "policy_options": {"seed": 1}}

@@ -14,7 +14,7 @@ from gateway_rig import CHAT, gateway_to, ok, pods, until
 from test_client_connections import Wire
 
 from leadline.engine.server import ServerSettings, create_app
-from leadline.engine.server.listening import http_server
+from leadline.engine.server.process.listening import http_server
 
 BODY = json.dumps(CHAT).encode()
 BOTH = pytest.mark.parametrize("kind", ["engine", "gateway"])
@@ -163,6 +163,6 @@ async def test_a_connection_without_a_request_is_closed_after_the_keep_alive(kin
 
 
 def test_connections_are_kept_longer_than_proxies_pool_them() -> None:
-    from leadline.gateway.config import GatewayConfig
+    from leadline.gateway.config.settings import GatewayConfig
 
     assert ServerSettings().keep_alive == GatewayConfig().server.keep_alive_seconds == 120

@@ -24,9 +24,9 @@ from gateway_rig import (
     until,
 )
 
-from leadline.gateway.keys import key_entry
+from leadline.gateway.access.keys import key_entry
 from leadline.gateway.tokens.service import TokenService
-from leadline.protocol.errors import error_body
+from leadline.protocol.http.answers import error_body
 
 PATH = "/v1/messages"
 COUNT = f"{PATH}/count_tokens"

@@ -33,8 +33,8 @@ from gateway_rig import (
     until,
 )
 
-from leadline.gateway.proxy.body import read_incoming
-from leadline.gateway.proxy.migration import MovableStream
+from leadline.gateway.request.body import read_incoming
+from leadline.gateway.request.migration import MovableStream
 from leadline.protocol.openai import ChatCompletionRequest
 from live_valkey import PoolPod
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leadline.gateway.proxy.dialects import DIALECTS
-from leadline.gateway.proxy.movable_events import MovableEvents
+from leadline.gateway.request.dialects import DIALECTS
+from leadline.gateway.request.events import MovableEvents
 from leadline.protocol.stream_notes import END, Note, lost_note, read_note, tokens_note, usage_note
 
 

@@ -11,10 +11,9 @@ import pytest
 
 from leadline.gateway.pods import Pod
 from leadline.gateway.policies.prefix import PrefixPolicy
-from leadline.gateway.proxy import namespaces
-from leadline.gateway.proxy.body import Incoming, read_incoming
-from leadline.gateway.proxy.namespaces import reported_namespaces
-from leadline.gateway.proxy.routing import choose, known_prompt, read_prompt
+from leadline.gateway.request import prompt as routed_prompt
+from leadline.gateway.request.body import Incoming, read_incoming
+from leadline.gateway.request.prompt import choose, known_prompt, read_prompt, reported_namespaces
 from leadline.gateway.services import Service
 from leadline.gateway.tokens.approximate import ApproximateTokens
 from leadline.gateway.tokens.service import TokenService
@@ -138,7 +137,7 @@ async def test_one_namespace_is_one_chain_and_a_second_comes_and_goes_with_its_p
 def test_namespaces_are_few_whatever_pods_report(service: Service) -> None:
     for number in range(9):
         join(service, f"p{number}", f"r{number}")
-    assert len(reported_namespaces(service)) == namespaces._MAX_NAMESPACES
+    assert len(reported_namespaces(service)) == routed_prompt._MAX_NAMESPACES
 
 
 async def test_text_needs_no_names_of_the_pods(service: Service) -> None:

@@ -27,9 +27,9 @@ from gateway_rig import (
     until,
 )
 
-from leadline.gateway.config import UpstreamConfig
-from leadline.gateway.keys import key_entry
-from leadline.gateway.proxy.headers import CREDENTIALS
+from leadline.gateway.access.keys import key_entry
+from leadline.gateway.config.settings import UpstreamConfig
+from leadline.gateway.proxy.forwarding import CREDENTIALS
 
 
 async def test_a_body_reaches_the_pod_unchanged() -> None:
@@ -310,7 +310,7 @@ async def test_the_rest_of_the_api_answers() -> None:
 
 async def test_a_model_can_be_asked_for_by_any_name(tmp_path: Path) -> None:
     names = ["m", "Qwen/Qwen3-8B", "模型 1"]
-    _, entry = key_entry("alice", "sk-alice", slow=False, models=names[1:])
+    _, entry = key_entry("alice", "sk-alice", models=names[1:])
     (tmp_path / "keys.yaml").write_text("keys:\n" + entry)
     options: dict[str, Any] = {"config": {"keys_file": str(tmp_path / "keys.yaml")}}
     async with (

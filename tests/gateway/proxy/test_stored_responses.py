@@ -16,9 +16,9 @@ import redis
 from gateway_rig import STREAM_HEAD, Received, ScriptedPod, answer, chunked, gateway_to, pods
 
 from leadline.cli.valkey import EmbeddedValkey
-from leadline.gateway.config import ResponsesConfig
+from leadline.gateway.access.key_file import key_entry
+from leadline.gateway.config.settings import ResponsesConfig
 from leadline.gateway.errors import ConfigError
-from leadline.gateway.key_file import key_entry
 from leadline.gateway.stored_responses import ResponseStore, StoreDown, UnknownResponse
 from leadline.protocol.http.exchange import BodyTooLarge
 from valkey_with_users import ValkeyWithUsers

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 from gateway_rig import Rig, gateway_to, ok, pods, until
-from test_keys_at_the_door import bearer, keys_file
+from test_requests_with_keys import bearer, keys_file
 
-from leadline.gateway.config import ServerConfig
+from leadline.gateway.config.settings import ServerConfig
 from leadline.gateway.tokens.service import TokenService
 from leadline.protocol.load import LoadReport
 from leadline.protocol.text.bundle import encode_bundle, load_bundle

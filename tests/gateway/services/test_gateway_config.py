@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from leadline.gateway.config import split_address
-from leadline.gateway.config_file import read_config
-from leadline.gateway.config_watch import ConfigFile, ConfigWatch
-from leadline.gateway.configured_services import build_table
+from leadline.gateway.config.file import ConfigFile, ConfigWatch, read_config
+from leadline.gateway.config.options import add_options, config_of
+from leadline.gateway.config.settings import split_address
 from leadline.gateway.errors import ConfigError
-from leadline.gateway.options import add_options, config_of
+from leadline.gateway.services import build_table
 
 FULL = """
 redis_url: redis://:pass@valkey:6379/0

@@ -11,13 +11,13 @@ import pytest
 
 # A process of its own: the library decides when it is imported whether there are several workers.
 SCRIPT = """
-from leadline.gateway.config import GatewayConfig, ServiceConfig
-from leadline.gateway.configured_services import make_service
-from leadline.gateway.metrics import GatewayMetrics
+from leadline.gateway.config.settings import GatewayConfig, ServiceConfig
+from leadline.gateway.services import make_service
+from leadline.gateway.metrics.metrics import GatewayMetrics
 from leadline.gateway.pods import Pod
-from leadline.gateway.proxy.breaker import CircuitBreaker
+from leadline.gateway.upstream.breaker import CircuitBreaker
 from leadline.gateway.sync.counts import SyncCounts
-from leadline.gateway.sync.metric import SyncMetric
+from leadline.gateway.sync.counts import SyncMetric
 
 metrics = GatewayMetrics()
 reading = SyncMetric(metrics.registry)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from leadline.gateway.tallies import CountTally, GaugeTally, HistogramTally
+from leadline.gateway.metrics.tallies import CountTally, GaugeTally, HistogramTally
 
 BOUNDS = (0.5, 1.0, 2.5)
 

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Iterable
 
 from leadline.gateway.index.service_index import ServiceIndex
 from leadline.gateway.pods import Pod
-from leadline.gateway.sync.find import find_in
-from leadline.gateway.sync.heartbeats import Heartbeats
+from leadline.gateway.sync.heartbeats import Heartbeats, find_in
 from leadline.gateway.sync.redis_sync import RedisSync
-from leadline.gateway.sync.timing import SyncTiming
+from leadline.gateway.sync.snapshots import SyncTiming
 from live_valkey import KEYS, PoolPod
 
 QUICK = SyncTiming(

@@ -15,8 +15,7 @@ from reading_gateway import ReadingGateway, reading
 
 from leadline.cli.valkey import EmbeddedValkey
 from leadline.gateway.pods import Pod
-from leadline.gateway.sync.find import find_in
-from leadline.gateway.sync.heartbeats import Heartbeats
+from leadline.gateway.sync.heartbeats import Heartbeats, find_in
 from leadline.protocol.load import LoadReport, encode_report
 from live_valkey import FAST, KEYS, PoolPod, block_hash, pods, until
 

@@ -18,7 +18,7 @@ import pytest
 from leadline.cli.valkey import EmbeddedValkey
 from leadline.gateway.index.service_index import ServiceIndex
 from leadline.gateway.pods import Pod
-from leadline.gateway.sync.find import find_in
+from leadline.gateway.sync.heartbeats import find_in
 from leadline.gateway.sync.redis_sync import RedisSync
 from leadline.protocol.chain import chain, short
 from live_valkey import KEYS, until

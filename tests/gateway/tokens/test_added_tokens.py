@@ -11,8 +11,8 @@ import tokenizers
 from tokenizers import AddedToken, normalizers
 
 from leadline.engine.frontend.detokenizer import Detokenizer
+from leadline.gateway.tokens.encoder import WordMemo
 from leadline.gateway.tokens.segments import Segmenter
-from leadline.gateway.tokens.words import WordMemo
 from leadline.protocol.errors import RequestError
 from leadline.protocol.text.tokenizer import Tokenizer
 

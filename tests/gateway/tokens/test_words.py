@@ -4,8 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from leadline.gateway.tokens.encoder import WordMemo
 from leadline.gateway.tokens.segments import Segmenter
-from leadline.gateway.tokens.words import WordMemo
 
 words = st.sampled_from(
     ["the", "Sailor", " ", "'s", "x", "don't", "12", "\n", "é", "e\u0301", "_", ".", "ÀB", "\u3000"]

@@ -1,7 +1,7 @@
 """All of Leadline on this machine: a private Valkey, engines and the gateway as child processes.
 
-    ports      a port that stays ours between two lives of the process that listens on it
-    child      one child process: its output, its last words, its end
+    ports      a port that stays reserved while its process is restarted
+    child      one child process: its output, its error, its end
     keeper     keeps one child running: readiness, restarts with growing pauses
     engines    the command line of each engine; threads and GPUs shared out
     stack      the whole, started, watched and stopped in order

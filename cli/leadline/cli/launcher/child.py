@@ -27,7 +27,7 @@ ERROR_PREFIX = "leadline: "
 
 
 class Child:
-    """One life of one process. Create and use in an event loop of the main thread."""
+    """One run of a process. Create and use it in an event loop of the main thread."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], heard: Callable[[str], None]

@@ -1,4 +1,4 @@
-"""The command lines of N engines of one model, and what of this machine each of them gets.
+"""The command lines of N engines of one model, and the share of this machine that each of them gets.
 
 The model's name is resolved once, here; the engines are given the folder. What they serve it as, and the
 namespace of their prefix chains (the folder's name and a digest of its contents), is therefore the same for
@@ -19,8 +19,8 @@ from typing import Any
 
 from leadline.cli.options import engine_config
 from leadline.engine.config import EngineConfig
-from leadline.engine.cores import usable_cores
 from leadline.engine.errors import ConfigError
+from leadline.engine.system.cpu_limit import usable_cores
 
 __all__ = ["EngineSettings", "given_options", "share_gpus", "visible_gpus"]
 

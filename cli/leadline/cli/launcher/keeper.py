@@ -132,7 +132,7 @@ class Keeper:
         )
 
     def _heard(self, line: str) -> None:
-        # Its error line is among its last words, which are told when it has ended.
+        # Its error line is among its last lines, which are reported when it has ended.
         if not self._quiet(line) and not line.startswith(ERROR_PREFIX):
             self._say(f"{self.name} | {line}")
 

@@ -1,9 +1,9 @@
-"""Ports that stay ours while nobody listens on them.
+"""Ports that stay reserved while no process listens on them.
 
 A server that is to come back under the same address needs its port kept free for it in the meantime. A socket
 that is bound and does not listen does that: with SO_REUSEADDR on both, Linux lets a second socket bind and
-listen beside it, gives the port to nobody who asks for any free one, and refuses connections while only ours
-is there.
+listen beside it, does not hand the port to processes that ask for any free one, and refuses connections while
+only ours is there.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Stack:
             await gateway.stop(self.settings.drain_timeout + _GRACE)
 
     async def watch(self, until: asyncio.Event) -> None:
-        """Keep things running until `until` is set. The keepers do; Valkey is seen to here."""
+        """Keep everything running until `until` is set. The supervisors do so; Valkey is checked here."""
         while not until.is_set():
             try:
                 async with asyncio.timeout(_VALKEY_CHECK):

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     del settings["model"]
     if "max_concurrent_requests" not in vars(args):
-        settings["max_concurrent_requests"] = args.requests  # a CUDA graph that nobody replays takes time
+        settings["max_concurrent_requests"] = args.requests  # a CUDA graph without a use takes time
 
     def save(result: dict[str, Any]) -> None:
         if args.json:

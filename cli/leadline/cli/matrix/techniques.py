@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leadline.engine.config import EngineConfig
-from leadline.engine.cores import usable_cores
+from leadline.engine.system.cpu_limit import usable_cores
 
 __all__ = ["TECHNIQUES", "Machine", "Technique"]
 
@@ -45,7 +45,7 @@ class Technique:
     most_requests: int | None = None
     """Of a run, where a side answers one after the other."""
     further_processes: bool = False
-    """Whose hanging ends this one."""
+    """It starts processes that end when this one hangs."""
 
     def cannot_run(self, machine: Machine) -> str | None:
         known = {setting.name for setting in dataclasses.fields(EngineConfig)}

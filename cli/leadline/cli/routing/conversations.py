@@ -1,7 +1,7 @@
 """A seeded workload of chats, and clients that hold them: many conversations over a few system prompts.
 
-Each client takes the next conversation and holds all of its turns, one after the other; a turn sends all that
-was said before, the model's answers included. So a turn shares its beginning with the turn before it (the
+Each client takes the next conversation and holds all of its turns, one after the other; a turn sends all
+messages before it, the model's answers included. So a turn shares its beginning with the turn before it (the
 whole history), and a first turn with other conversations of the same system prompt.
 """
 
@@ -25,7 +25,7 @@ WORDS = (
     *("harbor", "letter", "winter", "bridge", "candle", "forest", "market", "number", "ocean", "pocket"),
     *("quiet", "record", "summer", "table", "under", "valley", "weather", "yellow", "anchor", "basket"),
 )
-"""What is said is made of these. Each is one token for most models, with the space before it."""
+"""Messages are made of these words. Each is one token for most models, with the space before it."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -18,32 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from leadline.cli.http import Server, ServerError
 from leadline.cli.routing.ceiling import ceiling_hit_rate
-from leadline.cli.routing.conversations import WORDS, Turn, Workload, hold
-from leadline.cli.routing.own_time import Times, read_times
-from leadline.cli.routing.table import summary
+from leadline.cli.routing.conversations import WORDS, Workload, hold
+from leadline.cli.routing.own_time import read_times
+from leadline.cli.routing.table import Run, summary
 from leadline.engine.config import EngineConfig
 
 if TYPE_CHECKING:
     from leadline.cli.launcher import Stack, StackSettings
 
-__all__ = ["Run", "measure"]
+__all__ = ["measure"]
 
 _WARM_SECONDS = 60.0
 _WARM_SEED = 1 << 32
-
-
-@dataclasses.dataclass(slots=True)
-class Run:
-    """One policy in one round."""
-
-    turns: list[Turn]
-    seconds: float
-    cpu_seconds: float
-    """Of all engines."""
-    client_cpu_seconds: float
-    """Of this process, which is the load generator."""
-    times: tuple[Times, Times]
-    """What the servers say of their times, before and after."""
 
 
 async def measure(
@@ -124,7 +110,7 @@ def _cpu_seconds(stack: Stack) -> float:
 
 
 def _wait_exact(stack: Stack) -> None:
-    """Until the gateway routes by tokens: its tokenizer is loaded, and it has heard of its pods."""
+    """Wait until the gateway routes by tokens: its tokenizer is loaded, and it knows its pods."""
     body = {"model": stack.served_name, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     ends = time.monotonic() + _WARM_SECONDS
     while True:

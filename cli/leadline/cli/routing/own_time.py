@@ -8,7 +8,8 @@ counts of histograms, so their differences are exact whatever the buckets:
     engine                              |------ tokenize, queue, prefill -------|
               connect, read           read and parse                          relay
 
-The gateway's queue is where requests wait while no pod has room: that is the engines' load, not its own time.
+The gateway's queue is where requests wait while no pod has free capacity: that is the engines' load, not its
+own time.
 """
 
 from __future__ import annotations

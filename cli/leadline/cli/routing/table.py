@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from leadline.cli.http import ServerError
-from leadline.cli.routing.own_time import mean_seconds
+from leadline.cli.routing.conversations import Turn
+from leadline.cli.routing.own_time import Times, mean_seconds
 
-if TYPE_CHECKING:
-    from leadline.cli.routing.measure import Run
-
-__all__ = ["show", "summary"]
+__all__ = ["Run", "show", "summary"]
 
 _SHARES = {"p50": 0.5, "p90": 0.9}
+
+
+@dataclass(slots=True)
+class Run:
+    """One policy in one round."""
+
+    turns: list[Turn]
+    seconds: float
+    cpu_seconds: float
+    """Of all engines."""
+    client_cpu_seconds: float
+    """Of this process, which is the load generator."""
+    times: tuple[Times, Times]
+    """The servers' own times, before and after."""
 
 
 def summary(runs: Sequence[Run]) -> dict[str, Any]:
@@ -89,7 +102,7 @@ def show(result: dict[str, Any]) -> None:
         for error in row["errors"]:
             print(f"  failed: {error}")
     print(
-        "\nWhose the mean TTFT is. Queue: in the gateway, while no engine has room. Gateway: what it\n"
+        "\nWhere the mean TTFT is spent. Queue: in the gateway, while engines are full. Gateway: what it\n"
         "measures beyond that and the engine's time. Routing: of that, tokenizing, matching and picking.\n"
         "Rest: connecting, and what waits in sockets.\n"
     )

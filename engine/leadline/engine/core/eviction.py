@@ -78,7 +78,7 @@ class LengthAwareEviction:
         bucket      = bit length of its chain length
 
     and the smallest `keep` goes first. Ticks count blocks let go, so a chain of n blocks outlives roughly
-    weight * n newer blocks of short chains, then ages out like everything else: no chain stays for ever.
+    weight * n newer blocks of short chains, then ages out like everything else: no chain stays forever.
 
     Within one bucket `keep` only grows with the tick, so a bucket is a queue and only the heads of the queues
     are compared: O(1) to add and to remove, O(log2 of the longest chain) to pop. A parent has the later tick

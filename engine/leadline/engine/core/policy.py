@@ -1,4 +1,4 @@
-"""Who is served next: the order of waiting sequences, shares of the prefill budget, and whom to preempt.
+"""Which sequence is served next: the order of waiting sequences, shares of the prefill budget, preemption.
 
 The scheduler does the work (slots, blocks, chunks) and asks its policy only for choices. In each step:
 
@@ -6,7 +6,7 @@ The scheduler does the work (slots, blocks, chunks) and asks its policy only for
     limit(seq) / peek() / charge()   running prefills, then admissions, each within its share
     lift_limits()                    what some did not use is open to all; the same round once more
 
-A policy owns its queue and nothing else. It must not change the sequences it is shown.
+A policy owns only its queue. It must not change the sequences that it is given.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class SchedulingPolicy(Protocol):
     def peek(self) -> Sequence | None:
         """The queued sequence to admit next, or None if nothing may be admitted within the current limits.
 
-        If it cannot be admitted for want of blocks or of a slot, admission stops for this step: nobody
-        overtakes it.
+        If it cannot be admitted for want of blocks or of a slot, admission stops for this step: no other
+        sequence overtakes it.
         """
 
     def begin_step(self, budget: int, prefilling: Iterable[str]) -> None:
@@ -55,7 +55,7 @@ class SchedulingPolicy(Protocol):
         """`seq` was given `tokens` prefill tokens of this step."""
 
     def lift_limits(self) -> None:
-        """All had their share of this step; what is left of the budget is for whoever can use it."""
+        """Open the rest of the budget to every sequence that can use it: all had their share of this step."""
 
     def victim(self, running: Iterable[Sequence]) -> Sequence:
         """Which of `running` (never empty) to preempt when a decode needs a block and there is none."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from leadline.engine.core.books import Books
 from leadline.engine.core.plan import SampledLogprobs, StepPlan, StepResult
 from leadline.engine.core.sequence import Sequence, State
 from leadline.engine.core.speculation import Speculation, accepted
+from leadline.engine.core.state import SchedulerState
 from leadline.engine.messages import CoreOutput, TokenLogprobs
 
 __all__ = ["Flight", "Results"]
@@ -31,18 +31,16 @@ class Flight:
 
 
 class Results:
-    """Applies step results to the books."""
+    """Applies step results to the scheduler's state."""
 
-    def __init__(self, books: Books, speculation: Speculation) -> None:
-        self._books = books
+    def __init__(self, state: SchedulerState, speculation: Speculation) -> None:
+        self._state = state
         self._speculation = speculation
         self.generated_tokens = 0
 
     def flight(self, plan: StepPlan, seqs: list[Sequence]) -> Flight:
-        """Remember who is who in `plan`, whose rows belong to `seqs`.
-
-        Slots may change hands before it is read.
-        """
+        """Return a record of the sequence of each row of `plan`: slots may change hands before its result is
+        read. The rows belong to `seqs`."""
         sampled = [seq for row, seq in zip(plan.rows, seqs, strict=True) if row.sample]
         counts = [row.num_samples for row in plan.rows if row.sample]
         asked = [
@@ -57,7 +55,7 @@ class Results:
         for slot, seq, attempt in flight.prompt_logprobs:
             if not seq.finished and seq.attempt == attempt:
                 seq.prompt_logprobs.extend(result.prompt_logprobs.get(slot, ()))
-        books = self._books
+        state = self._state
         outputs: list[CoreOutput] = []
         at = 0
         for seq, count in zip(flight.sampled, flight.counts, strict=True):
@@ -79,14 +77,14 @@ class Results:
             if seq.num_dropped:
                 final = len(seq.token_ids) - 1  # the last token's KV is written again
             if final >= seq.commit_at:
-                books.commit(seq, final)
+                state.commit(seq, final)
             if output.finish_reason is not None:
                 self._close(seq, output)
             else:
                 if not seq.answered:
                     self._describe_first(seq, output)
                 if seq.state is State.DRAINING and not seq.unread:
-                    books.drained(seq)
+                    state.drained(seq)
             self.generated_tokens += len(output.new_token_ids)
             outputs.append(output)
         return outputs
@@ -107,7 +105,7 @@ class Results:
         if seq.state is State.RUNNING:
             seq.computed -= 1
         elif not seq.unread:
-            self._books.drained(seq)
+            self._state.drained(seq)
 
     @staticmethod
     def _add(seq: Sequence, sampled: list[int]) -> CoreOutput:
@@ -136,10 +134,10 @@ class Results:
 
     def _close(self, seq: Sequence, output: CoreOutput) -> None:
         self._describe_first(seq, output)
-        self._books.finish(seq)
+        self._state.finish(seq)
 
     def _describe_first(self, seq: Sequence, output: CoreOutput) -> None:
-        self._books.describe(seq, output)
+        self._state.describe(seq, output)
         if seq.wants_prompt_logprobs:
             output.prompt_logprobs = [_wire(entry) for entry in seq.prompt_logprobs]
             seq.wants_prompt_logprobs = False

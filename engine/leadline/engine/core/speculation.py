@@ -1,4 +1,4 @@
-"""Speculative decoding as the scheduler sees it: who drafts, how much, and when it is not worth a try.
+"""Speculative decoding as the scheduler sees it: which sequences draft, how much, and when it does not pay.
 
 A drafting row computes the last known token and the drafted ones in one step, samples at each of them, and
 keeps what the sequence would have got one by one:
@@ -8,37 +8,29 @@ keeps what the sequence would have got one by one:
     kept           with d1 = s1 and d2 != s2:  s1 s2
 
 Exact by construction: a token sampled at a position is a function of the tokens before it and of the
-position's own noise (sampling/noise.py), so that whoever samples, greedily or not, gets the tokens that he
-would get without. What reads the output or moves a grammar on does depend on the order of steps:
+position's own noise (sampling/noise.py), so greedy and sampled output are the same with and
+without drafting. What reads the output or moves a grammar on does depend on the order of steps:
 penalties, bad words of several tokens and structured output do not draft.
 
-A drafting sequence must be known up to its last token, so while anybody is eager to draft nothing is planned
+A drafting sequence must be known up to its last token, so while any sequence would draft, nothing is planned
 over an unread step. Failures make a sequence wait, twice as long each time: text that copies nothing costs
-next to nothing, and is overlapped as ever.
+next to nothing, and its steps overlap as usual.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as TokenSequence
-from typing import Protocol
 
-from leadline.engine.core.ngram import NgramIndex
+from leadline.engine.core.drafter import Drafter, NgramIndex
 from leadline.engine.core.sequence import Sequence
 from leadline.engine.core.settings import SchedulerConfig
 from leadline.engine.messages import CoreRequest
 
-__all__ = ["Drafter", "Speculation", "accepted"]
+__all__ = ["Speculation", "accepted"]
 
 _FIRST_PAUSE = 4
 _LONGEST_PAUSE = 64
-
-
-class Drafter(Protocol):
-    """Proposes what may follow one sequence."""
-
-    def propose(self, tokens: TokenSequence[int], limit: int) -> list[int]:
-        """At most `limit` tokens to follow `tokens`, which are those of the last call and more."""
 
 
 class Speculation:

@@ -1,6 +1,6 @@
-"""Keywords of JSON Schema, and those that are said in other words before a schema is read.
+"""Keywords of JSON Schema, and those that are rewritten before a schema is read.
 
-`say_otherwise` rewrites what llguidance has no word for and what older drafts say differently:
+`say_otherwise` rewrites keywords that llguidance lacks and those of older drafts:
 
     not: {}, not: {type}, not: {required: [a]}, not beside enum      other types, values and properties
     dependentRequired, dependentSchemas, dependencies                anyOf: no such property, or the rest too

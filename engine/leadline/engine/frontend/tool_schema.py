@@ -169,7 +169,10 @@ def _parameters(tool: Mapping[str, Any], where: str) -> tuple[str, dict[str, Any
         raise RequestError(
             f"{where}.function.parameters must be a JSON schema", param=f"{where}.function.parameters"
         )
-    return name, {"type": "object", **schema}  # arguments are an object, also where nobody wrote it down
+    return name, {
+        "type": "object",
+        **schema,
+    }  # arguments are an object, also where the schema does not say so
 
 
 def _list_schema(schemas: Sequence[tuple[str, dict[str, Any]]], parallel: bool) -> StructuredSpec:

@@ -5,11 +5,12 @@ refused here with a RequestError that names the field, the value and what would 
 the core: token ids lie within the vocabulary, prompt and output fit the context and the KV pool. Grammars
 are compiled here for `LLM` only; a server leaves them to the core, which refuses them in the same words.
 
-Room for output is settled here as well. With `limit = min(max_model_len, tokens the whole KV pool can hold)`:
+Space for output is settled here as well. With `limit = min(max_model_len, tokens the whole KV pool can
+hold)`:
 
     prompt tokens >= limit               400, naming both numbers
-    max_tokens absent                    what the model's authors recommend, else all the room that is left
-    prompt + max_tokens > limit          cut to the room that is left; the output ends with finish_reason
+    max_tokens absent                    what the model's authors recommend, else all the space that is left
+    prompt + max_tokens > limit          cut to the space that is left; the output ends with finish_reason
     "length"
 """
 
@@ -42,7 +43,8 @@ _DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class ModelFacts(Protocol):
-    """What validation needs of `models.config.ModelConfig` (which this room cannot import without torch)."""
+    """What validation needs of `models.config.ModelConfig` (which this package cannot import without
+    torch)."""
 
     @property
     def vocab_size(self) -> int: ...

@@ -9,7 +9,7 @@ config, generation config and tokenizer, to
     <cache>/models/.smollm2-<key>.lock    held by the process that converts
     <cache>/models/.smollm2-<key>.*.tmp/  being written; renamed when complete
 
-A folder under its final name is therefore always complete, whoever was killed when.
+A folder under its final name is therefore always complete, whichever process was killed at any time.
 
 The engine's image holds such a folder, converted when the image was built, and names it in
 LEADLINE_DEMO_MODEL: then nothing is converted and the package is not needed.
@@ -33,7 +33,7 @@ from typing import Any
 
 from leadline.engine.errors import ConfigError, ModelNotFound
 from leadline.engine.hub.local import LocalModel
-from leadline.engine.progress import ReportStage, no_report, progress_bar
+from leadline.engine.system.progress import ReportStage, no_report, progress_bar
 
 __all__ = ["resolve_demo_model"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from leadline.engine.errors import ConfigError, EngineError, ModelNotFound, ModelUnreachable, Unauthorized
 from leadline.engine.hub.local import LocalModel
-from leadline.engine.progress import ByteMeter, ReportStage, no_report
+from leadline.engine.system.progress import ByteMeter, ReportStage, no_report
 
 __all__ = ["resolve_hub_model"]
 
@@ -103,9 +103,9 @@ def _bytes_to_fetch(repository: str, wanted: dict[str, Any]) -> int:
 
 
 def _metered_bar(meter: ByteMeter) -> type[Any]:
-    """A class of bars, shown or not, that tells `meter` what the bar over bytes written is told. There is one
-    such bar over all files; a bar over bytes received, where the hub's protocol makes the two differ, and one
-    that counts files stand beside it."""
+    """Return a class of bars, shown or not, that passes the updates of the bar over bytes written to `meter`.
+    There is one such bar over all files; a bar over bytes received, where the hub's protocol makes the two
+    differ, and one that counts files stand beside it."""
     from huggingface_hub.utils import tqdm
 
     class MeteredBar(tqdm):  # type: ignore[type-arg]

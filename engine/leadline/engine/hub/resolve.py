@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from leadline.engine.errors import ModelNotFound
 from leadline.engine.hub.local import LocalModel, check_model_folder, folder_revision
-from leadline.engine.progress import ReportStage, no_report
+from leadline.engine.system.progress import ReportStage, no_report
 
 __all__ = ["resolve_model"]
 

@@ -13,7 +13,7 @@
                  how a quantized checkpoint stores its linears, and reading them
     forms.py     how each linear keeps its weight; targets.py and grouped.py: where the loader puts it
     loader.py    `load_model`: safetensors, each rank reading only its part, one tensor at a time
-    parallel.py  a rank's place in its tensor-parallel group; interleave.py: its sums beside products
+    parallel.py  a rank's place in its tensor-parallel group
 
 This package imports no torch; `leadline.engine.models.loader` does.
 """

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-__all__ = ["AttentionFn", "CausalLM", "KVWrite", "SmallSteps"]
+__all__ = [
+    "AttentionFn",
+    "CausalLM",
+    "HeadNorms",
+    "KVTarget",
+    "KVWrite",
+    "Rotation",
+    "Rotations",
+    "SmallSteps",
+]
+
+HeadNorms = tuple[torch.Tensor, torch.Tensor, float]
+"""RMSNorm of each query head and of each key head: weights [head_dim], [head_dim], and epsilon."""
+
+Rotation = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""The last arguments of `Ops.rotary_heads` that say how far: cos, sin, and positions or None."""
+
+Rotations = Sequence[Rotation]
+"""Of the tokens of a step: one for each kind of rotation that a model's layers have."""
+
+KVTarget = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Where a step's keys and values go: one layer's k and v cache (attention/interface.py), slot mapping int64
+[T]; a token with a negative slot is not written."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,6 +55,17 @@ class AttentionFn(Protocol):
 
 class SmallSteps(Protocol):
     """A second way through a model's layers for steps of few rows."""
+
+    def takes(self, rows: int) -> bool:
+        """Whether a step of `rows` rows goes this way."""
+
+    def layers(
+        self, residual: torch.Tensor, rotations: Rotations, attend: AttentionFn, write: KVWrite
+    ) -> torch.Tensor:
+        """residual [R, hidden], overwritten → hidden states [R, hidden] after the final norm."""
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        """[R, hidden] → [R, vocab]; for one rank."""
 
     def may_take(self, rows: int) -> bool:
         """Whether steps of `rows` rows can go either way."""

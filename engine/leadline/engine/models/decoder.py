@@ -13,14 +13,12 @@ go through variants.py; which way a model takes is settled when it is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
-from leadline.engine.models.base import AttentionFn, KVWrite
+from leadline.engine.models.base import AttentionFn, KVWrite, Rotations, SmallSteps
 from leadline.engine.models.config import ModelConfig
 from leadline.engine.models.experts import Experts
-from leadline.engine.models.interleave import interleaved
 from leadline.engine.models.layers import (
     ColumnLinear,
     Linear,
@@ -32,13 +30,10 @@ from leadline.engine.models.layers import (
     VocabHead,
     WholeNorm,
 )
-from leadline.engine.models.ops import Ops, Rotations, select_ops
+from leadline.engine.models.ops import Ops, select_ops
 from leadline.engine.models.parallel import SINGLE, Sum, TensorParallel, check_split
 from leadline.engine.models.rope import pair_order, query_factors, rope_tables
 from leadline.engine.models.variants import is_variant, variant_layers, with_factors
-
-if TYPE_CHECKING:
-    from leadline.engine.models.few_rows import FewRows
 
 __all__ = ["Decoder"]
 
@@ -265,8 +260,8 @@ class Decoder:
         self._look_up = self.embed if scale == 1.0 else self._scaled_embedding
         shaped = config.logits_scale != 1.0 or config.logits_softcap is not None
         self._shape: Callable[[torch.Tensor], torch.Tensor] = self._shaped_logits if shaped else _as_they_are
-        self.few_rows: FewRows | None = None
-        """Small steps take another way through the layers, where the device has one; set by `finalize`."""
+        self.few_rows: SmallSteps | None = None
+        """Another way through the layers for small steps; set by `load_model` where the device has one."""
 
     def forward(
         self,
@@ -300,10 +295,7 @@ class Decoder:
             hidden = few.layers(residual, rotations, attend, write)
             return hidden if rows is None else hidden.index_select(0, rows)
         x = ops.rms_norm(residual, self.layers[0].input_norm.weight, eps)
-        done = 0
-        if self._interleaves(len(x)):
-            x, done = interleaved(self, x, residual, rotations, attend, write), self.num_layers - 1
-        for layer, norm in zip(self.layers[done:], self.following_norms[done:], strict=True):
+        for layer, norm in zip(self.layers, self.following_norms, strict=True):
             wanted = rows if layer is self.layers[-1] else None
             x = layer.attention(x, rotations, attend, write, wanted)
             if wanted is not None:
@@ -316,15 +308,6 @@ class Decoder:
             else:
                 x, residual = self.close(layer.down, ops.silu_and_mul(layer.gate_up(x)), residual, norm)
         return x
-
-    def _interleaves(self, tokens: int) -> bool:
-        """Whether sums of a step run beside its products. Sums by copies cannot be captured."""
-        least = self.tp.interleave_tokens
-        if self.config.experts is not None or self.variant:
-            return False
-        if least is None or tokens < max(least, 2) or self.by_fabric(Sum.O, tokens):
-            return False
-        return self.tp.exchange is None or not torch.cuda.is_current_stream_capturing()
 
     def close(
         self, linear: RowLinear, x: torch.Tensor, residual: torch.Tensor, norm: Norm
@@ -383,10 +366,6 @@ class Decoder:
         for layer in self.layers:
             layer.finalize()
         self.head.finalize()
-        if self.writes_kv and not self.variant:
-            from leadline.engine.models.few_rows import FewRows
-
-            self.few_rows = FewRows.of(self)
 
 
 def _as_they_are(logits: torch.Tensor) -> torch.Tensor:

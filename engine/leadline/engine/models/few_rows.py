@@ -14,21 +14,18 @@ weights in FP8 activations keep their 16 bits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 
 from leadline.engine.models import triton_grouped
-from leadline.engine.models.base import AttentionFn, KVWrite
+from leadline.engine.models.base import AttentionFn, KVWrite, Rotations
+from leadline.engine.models.decoder import Decoder
 from leadline.engine.models.layers import Linear
-from leadline.engine.models.ops import Rotations
 from leadline.engine.models.parallel import Sum
 from leadline.engine.models.triton_gemv import gemv
 from leadline.engine.models.triton_skinny import MAX_ROWS, Workspace, enter_kernel, skinny
-
-if TYPE_CHECKING:
-    from leadline.engine.models.decoder import Decoder
 
 __all__ = ["FewRows"]
 

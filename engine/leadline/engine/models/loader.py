@@ -27,7 +27,7 @@ from leadline.engine.models.parallel import TensorParallel
 from leadline.engine.models.quantized_config import StoredAs
 from leadline.engine.models.quantized_files import StoredLinear
 from leadline.engine.models.targets import FP8Rows, RoundedRows
-from leadline.engine.progress import ByteMeter, ReportStage, no_report, progress_bar
+from leadline.engine.system.progress import ByteMeter, ReportStage, no_report, progress_bar
 
 __all__ = ["load_model"]
 
@@ -100,6 +100,10 @@ def load_model(
 
             fold_kv_scales(model)
         model.finalize()
+        if model.writes_kv and not model.variant:
+            from leadline.engine.models.few_rows import FewRows
+
+            model.few_rows = FewRows.of(model)
     return model
 
 

@@ -7,19 +7,17 @@ changes. The functions here run everywhere and are the reference. All may overwr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
+from leadline.engine.models.base import HeadNorms, KVTarget
+
 __all__ = [
     "TORCH_OPS",
-    "HeadNorms",
-    "KVTarget",
     "Ops",
-    "Rotation",
-    "Rotations",
     "add_rms_norm",
     "experts",
     "gelu_and_mul",
@@ -28,19 +26,6 @@ __all__ = [
     "select_ops",
     "silu_and_mul",
 ]
-
-HeadNorms = tuple[torch.Tensor, torch.Tensor, float]
-"""RMSNorm of each query head and of each key head: weights [head_dim], [head_dim], and epsilon."""
-
-Rotation = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""The last arguments of `rotary_heads` that say how far: cos, sin, and positions or None."""
-
-Rotations = Sequence[Rotation]
-"""Of the tokens of a step: one for each kind of rotation that a model's layers have."""
-
-KVTarget = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Where a step's keys and values go: one layer's k and v cache (attention/interface.py), slot mapping int64
-[T]; a token with a negative slot is not written."""
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -167,7 +152,16 @@ def select_ops(device: torch.device) -> Ops:
     if device.type != "cuda":
         return TORCH_OPS
     try:
-        from leadline.engine.models.triton_ops import TRITON_OPS
+        from leadline.engine.models import triton_ops as fused
     except ImportError:
         return TORCH_OPS
-    return TRITON_OPS
+    return Ops(
+        fused.rms_norm,
+        fused.add_rms_norm,
+        fused.silu_and_mul,
+        fused.gelu_and_mul,
+        fused.rotary_heads,
+        fused.experts,
+        writes_kv=True,
+        looks_up=True,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -79,17 +79,8 @@ class Fabric(Protocol):
     def gather_logits(self, rows: int, out: torch.Tensor | None) -> torch.Tensor:
         """[rows, vocab] of all ranks, in `out` if it is given."""
 
-
-class Exchange(Protocol):
-    """Sums of many rows over ranks that travel while the GPU computes on, fused with what follows the sum."""
-
-    def start(self, which: Sum, half: int, terms: torch.Tensor) -> Any:
-        """Send this rank's terms, [rows, hidden], of half 0 or 1 of the step's rows. `which` takes turns."""
-
-    def add_rms_norm(
-        self, sent: Any, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        """sent: of `start`, the latest of its half. residual += the sum; rms_norm(residual) * weight."""
+    def abort(self) -> None:
+        """Make kernels that wait for another rank stop waiting. For any thread; final."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -104,12 +95,6 @@ class TensorParallel:
     """[R, n] of each rank → [R, size * n], ranks side by side in order."""
     fabric: Fabric | None = None
     """The faster way, where there is one; the two above work for any size."""
-    start_sum: Callable[[torch.Tensor], Callable[[], None]] | None = None
-    """Starts a sum over ranks, in place; what it returns is to be called before the result is used."""
-    exchange: Exchange | None = None
-    """The faster way to do that, where there is one."""
-    interleave_tokens: int | None = None
-    """Steps of so many tokens and more start sums and compute on (models/interleave.py); None: never."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:

@@ -23,10 +23,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from leadline.engine.models.ops import HeadNorms, KVTarget, Ops
+from leadline.engine.models.base import HeadNorms, KVTarget
 from leadline.engine.models.triton_experts import experts
 
-__all__ = ["TRITON_OPS", "add_rms_norm", "gelu_and_mul", "rms_norm", "rotary_heads", "silu_and_mul"]
+__all__ = ["add_rms_norm", "experts", "gelu_and_mul", "rms_norm", "rotary_heads", "silu_and_mul"]
 
 
 @triton.jit
@@ -258,15 +258,3 @@ def rotary_heads(
         )
     split = num_heads + num_kv_heads
     return heads[:, :num_heads], heads[:, num_heads:split], heads[:, split:]
-
-
-TRITON_OPS = Ops(
-    rms_norm,
-    add_rms_norm,
-    silu_and_mul,
-    gelu_and_mul,
-    rotary_heads,
-    experts,
-    writes_kv=True,
-    looks_up=True,
-)

@@ -5,25 +5,36 @@ that are not silu, norms over all heads.
               └────────────────────────────────────────────────────────────┘
 
 The same parts as in decoder.py, on every device; a norm in brackets may be absent. There are no fused steps
-of few rows here, no sums beside products, and no norms joined with a sum over ranks.
+of few rows here, and no norms joined with a sum over ranks.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
-from leadline.engine.models.base import AttentionFn, KVWrite
+from leadline.engine.models.base import AttentionFn, KVWrite, Rotations
 from leadline.engine.models.config import ModelConfig
 from leadline.engine.models.layers import Norm, RowLinear
-from leadline.engine.models.ops import Rotations
-from leadline.engine.models.parallel import Sum
-
-if TYPE_CHECKING:
-    from leadline.engine.models.decoder import Decoder
+from leadline.engine.models.ops import Ops
+from leadline.engine.models.parallel import Sum, TensorParallel
 
 __all__ = ["is_variant", "variant_layers", "with_factors"]
+
+
+class DecoderParts(Protocol):
+    """The parts of a `Decoder` that are used here."""
+
+    config: ModelConfig
+    layers: Sequence[Any]
+    """DecoderLayers."""
+    norm: Norm
+    ops: Ops
+    tp: TensorParallel
+
+    def by_fabric(self, which: Sum, tokens: int) -> bool: ...
 
 
 def is_variant(config: ModelConfig) -> bool:
@@ -53,7 +64,7 @@ def with_factors(attend: AttentionFn, factors: torch.Tensor) -> AttentionFn:
 
 
 def variant_layers(
-    model: Decoder,
+    model: DecoderParts,
     residual: torch.Tensor,
     rotations: Rotations,
     attend: AttentionFn,
@@ -83,12 +94,12 @@ def variant_layers(
     return x
 
 
-def _normed(model: Decoder, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+def _normed(model: DecoderParts, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
     return x if norm is None else model.ops.rms_norm(x, norm.weight, model.config.rms_norm_eps)
 
 
 def _add(
-    model: Decoder, term: torch.Tensor, residual: torch.Tensor, norm: Norm | None
+    model: DecoderParts, term: torch.Tensor, residual: torch.Tensor, norm: Norm | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(norm of it, residual + scale * term), both arguments overwritten."""
     scale = model.config.residual_scale
@@ -98,12 +109,12 @@ def _add(
     return _normed(model, residual, norm), residual
 
 
-def _summed(model: Decoder, linear: RowLinear, x: torch.Tensor) -> torch.Tensor:
+def _summed(model: DecoderParts, linear: RowLinear, x: torch.Tensor) -> torch.Tensor:
     """linear(x) over all ranks."""
     return _total(model, linear.which, linear.partial(x))
 
 
-def _total(model: Decoder, which: Sum, term: torch.Tensor) -> torch.Tensor:
+def _total(model: DecoderParts, which: Sum, term: torch.Tensor) -> torch.Tensor:
     fabric = model.tp.fabric
     if fabric is not None and model.by_fabric(which, len(term)):
         return fabric.sum(which, len(term))

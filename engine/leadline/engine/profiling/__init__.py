@@ -1,7 +1,8 @@
 """Looking at where an engine's time goes: ranges per phase of a step, and traces of some steps.
 
-    phases.py   named ranges around the phases of a step; off unless somebody gives them a sink
+    phases.py   named ranges around the phases of a step; off unless they have a sink
     trace.py    torch profiler traces of a running core, written to one configured directory
+    trace_requests.py   the core's orders for traces, one at a time
 
 docs/profiling.md says how to use both. No torch is imported before a sink or a trace is asked for.
 """

@@ -1,4 +1,4 @@
-"""Named ranges around the phases of a step, for whoever wants to see them.
+"""Named ranges around the phases of a step, for profilers.
 
     step   | schedule | prepare | forward | sample |  ...  | wait | postprocess |
                       |<------- launch ----------->|
@@ -19,7 +19,8 @@ __all__ = ["PHASES", "PhaseClock", "Phases", "Sink", "nvtx_sink", "profiler_sink
 
 PHASES = ("schedule", "prepare", "forward", "sample", "wait", "postprocess")
 """schedule: plan the step. prepare: tables and inputs. forward: the model, or a graph. sample: tokens from
-logits. wait: until a step's tokens are on the host. postprocess: books, stop conditions, outputs."""
+logits. wait: until a step's tokens are on the host. postprocess: the scheduler's state, stop conditions,
+outputs."""
 
 Sink = Callable[[str], AbstractContextManager[object]]
 

@@ -2,14 +2,12 @@
 
     core process                    API process
     BlockPool ─▶ CacheChanges ──wire.CacheChange──▶ CacheLog ─▶ Publisher ──▶ Redis
-                 changes.py                         log.py      publisher.py
+                 log.py                             log.py      publisher.py
 
-changes    net change of the prefix index since it was last taken; fed by the pool, one message a step
-log        mirror of the index, and the numbered batches and snapshots made of it; pure
-report     the heartbeat's load report
-settings   where to publish and as whom
-publisher  the asyncio task that talks to Redis, and outlives its failures
+log        net changes of the prefix index, one message a step; its mirror, batches and snapshots; pure
+settings   where to publish, and with which names
+publisher  the asyncio task that talks to Redis and survives its failures; the load report of a heartbeat
 
-Redis is on nobody's path: the step loop only appends to a dict, and an engine serves the same whether Redis
+No request waits for Redis: the step loop only appends to a dict, and an engine serves the same whether Redis
 answers or not. Import the modules, not this package; only `publisher` imports redis.
 """

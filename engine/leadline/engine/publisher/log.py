@@ -1,14 +1,9 @@
-"""Numbered batches and snapshots of one pod's cache, made of the changes that the core reports. Pure.
+"""The prefix index as gateways see it: its changes in the core process, and its mirror in the API process.
 
-    change ──▶ held      what the pod holds now                 ──▶ snapshot: held, true after batch n
-          └──▶ pending   net change since batch n was cut       ──▶ cut: batches n+1, n+2, …
-
-`pending` is a net change, so it never outgrows the cache itself however long nobody takes it: at most every
-block held at batch n removed and every block held now stored. That is the cap on what an absent Redis can
-cost. A batch that was cut keeps its number until it is known to have arrived; sending it twice is harmless,
-because readers go by the number.
-
-Invariant: (state after batch n) − pending.removed + pending.stored = held, where "cleared" empties first.
+`CacheChanges` is fed by the block pool in the step loop: one dict operation an event, and nothing that could
+block. Only the net change is kept, because a block that is stored and evicted between two messages never
+existed for any reader. That bounds its memory: at most every hash of the old index removed and every hash of
+the new one stored. `CacheLog` makes numbered batches and snapshots of the changes; pure.
 """
 
 from __future__ import annotations
@@ -16,9 +11,55 @@ from __future__ import annotations
 from array import array
 
 from leadline.engine.wire import CacheChange
+from leadline.protocol.chain import short
 from leadline.protocol.events import CacheSnapshot, EventBatch
 
-__all__ = ["MAX_BATCH_HASHES", "CacheLog"]
+__all__ = ["MAX_BATCH_HASHES", "CacheChanges", "CacheLog"]
+
+
+class CacheChanges:
+    """A `PoolListener` that remembers net changes until `take`."""
+
+    __slots__ = ("_cleared", "_removed", "_stored")
+
+    def __init__(self) -> None:
+        self._stored: dict[int, None] = {}
+        self._removed: dict[int, None] = {}
+        self._cleared = False
+
+    def stored(self, block_hash: bytes) -> None:
+        name = short(block_hash)
+        if name in self._removed:
+            del self._removed[name]
+        else:
+            self._stored[name] = None
+
+    def removed(self, block_hash: bytes) -> None:
+        name = short(block_hash)
+        if name in self._stored:
+            del self._stored[name]
+        else:
+            self._removed[name] = None
+
+    def cleared(self) -> None:
+        self._stored.clear()
+        self._removed.clear()
+        self._cleared = True
+
+    def take(self) -> CacheChange | None:
+        """The change since the last call; None if there is none."""
+        if not (self._stored or self._removed or self._cleared):
+            return None
+        change = CacheChange(
+            stored=array("Q", self._stored).tobytes(),
+            removed=array("Q", self._removed).tobytes(),
+            cleared=self._cleared,
+        )
+        self._stored.clear()
+        self._removed.clear()
+        self._cleared = False
+        return change
+
 
 MAX_BATCH_HASHES = 65_536
 """Of one batch, about 600 kB: a long backlog goes out in pieces that neither Redis nor a reader chokes on."""

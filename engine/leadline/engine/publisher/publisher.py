@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.errors import ConfigError
 from leadline.engine.publisher.log import CacheLog
 from leadline.engine.publisher.settings import PublishSettings, redacted
@@ -34,7 +35,52 @@ from leadline.protocol.events import EventBatch, encode_batch, encode_snapshot
 from leadline.protocol.load import LoadReport, decode_report, encode_report
 from leadline.protocol.wire import WireError
 
-__all__ = ["Publisher", "PublisherCounts", "Timing"]
+__all__ = ["Identity", "Publisher", "PublisherCounts", "Timing", "load_report"]
+
+
+@dataclass(slots=True, frozen=True)
+class Identity:
+    """The fields that stay the same while the engine runs."""
+
+    pod: str
+    address: str
+    """host:port of the HTTP API, as gateways reach it."""
+    epoch: str
+    model: str
+    """Model id as the prefix chain's namespace has it."""
+    revision: str
+    served_names: tuple[str, ...]
+    block_size: int
+    max_model_len: int
+    max_concurrent_requests: int = 0
+    tokenizer: str = ""
+    """Digest of the tokenizer bundle."""
+
+
+def load_report(identity: Identity, stats: SchedulerStats, speeds: Speeds, *, draining: bool) -> LoadReport:
+    """The heartbeat of this moment."""
+    return LoadReport(
+        pod=identity.pod,
+        address=identity.address,
+        epoch=identity.epoch,
+        time=time.time(),
+        model=identity.model,
+        revision=identity.revision,
+        tokenizer=identity.tokenizer,
+        served_names=list(identity.served_names),
+        block_size=identity.block_size,
+        max_model_len=identity.max_model_len,
+        max_concurrent_requests=identity.max_concurrent_requests,
+        running=stats.running,
+        waiting=stats.waiting,
+        queued_prefill_tokens=stats.queued_prefill_tokens,
+        free_blocks=stats.blocks_free + stats.blocks_cached,
+        total_blocks=stats.blocks_total,
+        prefill_tokens_per_second=speeds.prefill_tokens_per_second,
+        decode_step_seconds=speeds.decode_step_seconds,
+        draining=draining,
+    )
+
 
 logger = logging.getLogger("leadline.engine.publisher")
 
@@ -113,7 +159,7 @@ class Publisher:
 
     async def start(self, report: Callable[[], LoadReport], patience: float = 1.0) -> bool:
         """Begin to publish. Waits up to `patience` seconds for the first round, so that gateways know the new
-        epoch before they are told that the pod is ready (P19); returns whether it went through."""
+        epoch before they learn that the pod is ready (P19); returns whether it went through."""
         self._report = report
         self._stopping = False
         self._task = asyncio.create_task(self._run(), name="publisher")
@@ -155,8 +201,8 @@ class Publisher:
             await self._wait()
 
     async def _round(self) -> None:
-        """Everything that is due. The snapshot goes before the heartbeat: whoever learns of the pod finds
-        it."""
+        """Everything that is due. The snapshot goes before the heartbeat: a gateway that learns about the pod
+        finds it."""
         now = time.monotonic()
         if self._log.pending or self._unsent:
             await self._send_batches()
@@ -173,13 +219,13 @@ class Publisher:
             self._next_heartbeat = now + self.timing.heartbeat_seconds
 
     async def _wait(self) -> None:
-        """Until the next thing is due; news is due `batch_seconds` after the last batch."""
+        """Wait until something is due; changes are due `batch_seconds` after the last batch."""
         due = self._next_heartbeat
         if self._stale_snapshot:
             due = min(due, self._next_snapshot)
         self._news.clear()
         if not self._log.pending:
-            # Not wait_for: before Python 3.12 it forgets a cancellation that comes together with the news.
+            # Not wait_for: before Python 3.12 it forgets a cancellation that comes together with a change.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due - time.monotonic())):
                     await self._news.wait()
@@ -236,7 +282,7 @@ class Publisher:
         self.counts.heartbeats += 1
 
     async def _sign_off(self) -> None:
-        """Unless a new life of the pod has signed on already."""
+        """Delete the heartbeat, unless a new process of the pod has written its own already."""
         pods, pod = self.settings.keys.pods, self.settings.pod
         report = await self._redis.hget(pods, pod)
         with contextlib.suppress(WireError):

@@ -77,7 +77,8 @@ class PublishSettings:
 
 
 def new_epoch() -> str:
-    """Differs between any two lives of a pod: LEADLINE_POD_UID (else random), and the time."""
+    """Return an epoch that differs between any two processes of a pod: LEADLINE_POD_UID (else random), and
+    the time."""
     uid = os.environ.get("LEADLINE_POD_UID") or secrets.token_hex(8)
     return f"{uid}-{time.time_ns() // 1_000_000}"
 

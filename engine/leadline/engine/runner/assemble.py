@@ -13,8 +13,8 @@ from leadline.engine.models.fp8 import FP8
 from leadline.engine.runner.model_runner import ModelRunner, allocate_kv
 
 if TYPE_CHECKING:
-    from leadline.engine.runner.graphs import DecodeGraphs
-    from leadline.engine.runner.parallel.group import RankGroup
+    from leadline.engine.runner.collectives.group import RankGroup
+    from leadline.engine.runner.graphs.decode import DecodeGraphs
 
 __all__ = ["kv_dtype", "make_graphs", "make_runner"]
 
@@ -62,7 +62,7 @@ def make_graphs(
     longest_chunk = min(config.max_num_batched_tokens, config.prefill_chunk or length, length)
     if group is None:
         return runner.make_graphs(longest_chunk)
-    # What all ranks say: ranks that captured different graphs would wait for each other for ever.
+    # The smallest value of all ranks: ranks that captured different graphs would wait for each other forever.
     return runner.make_graphs(longest_chunk, group.least)
 
 

@@ -10,29 +10,116 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from leadline.engine.attention import AttentionBackend
-from leadline.engine.core.plan import StepHandle, StepPlan
+from leadline.engine.core.plan import SampledLogprobs, StepHandle, StepPlan, StepResult
 from leadline.engine.models.base import CausalLM, KVWrite
 from leadline.engine.profiling import Phases
-from leadline.engine.runner.handle import RunnerHandle, start_copy
 from leadline.engine.runner.host_memory import lazy_zeros
 from leadline.engine.runner.inputs import InputBuilder, StepInputs
-from leadline.engine.runner.prompt_logprobs import prompt_logprobs
 from leadline.engine.runner.slots import SlotTables
 from leadline.engine.runner.split import JoinedHandles, StepSplitter
-from leadline.engine.sampling import Sampler
+from leadline.engine.sampling import LogprobRows, Sampler, gather_logprobs
 from leadline.engine.sampling.state import LOGPROBS, RANDOM
 from leadline.engine.sampling.transfer import upload
 
 if TYPE_CHECKING:
-    from leadline.engine.runner.graphs import CaptureReport, DecodeGraphs, GraphStep
+    from leadline.engine.runner.graphs.decode import CaptureReport, DecodeGraphs, GraphStep
 
-__all__ = ["KVCache", "ModelRunner", "allocate_kv"]
+__all__ = [
+    "KVCache",
+    "ModelRunner",
+    "PromptLogprobsPart",
+    "RunnerHandle",
+    "allocate_kv",
+    "prompt_logprobs",
+    "start_copy",
+]
+
+
+def start_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in host memory, once the stream has got there (at once on CPU)."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+@dataclass(slots=True)
+class PromptLogprobsPart:
+    """Log-probabilities of some consecutive prompt positions of a slot, with `count` alternatives each."""
+
+    slot: int
+    rows: LogprobRows
+    count: int
+
+
+@dataclass(slots=True)
+class RunnerHandle:
+    """A launched step: its tensors are copies to the host that are under way; `wait` makes a StepResult of
+    them."""
+
+    step_id: int
+    tokens: torch.Tensor | None
+    """int64 [S]; None when the step samples nothing."""
+    logprobs: LogprobRows | None
+    logprob_rows: list[int] = field(default_factory=list)
+    """Sampled rows that `logprobs` belongs to."""
+    logprob_counts: list[int] = field(default_factory=list)
+    prompt_parts: list[PromptLogprobsPart] = field(default_factory=list)
+    prompt_slots: list[int] = field(default_factory=list)
+    """Slots that asked for prompt logprobs, those without any position included."""
+    event: torch.cuda.Event | None = None
+
+    def wait(self) -> StepResult:
+        if self.event is not None:
+            self.event.synchronize()
+        tokens = [] if self.tokens is None else self.tokens.tolist()
+        logprobs: list[SampledLogprobs | None] = [None] * len(tokens)
+        if self.logprobs is not None:
+            entries = self.logprobs.entries(self.logprob_counts)
+            for row, entry in zip(self.logprob_rows, entries, strict=True):
+                logprobs[row] = entry
+        prompt: dict[int, list[SampledLogprobs]] = {slot: [] for slot in self.prompt_slots}
+        for part in self.prompt_parts:
+            prompt[part.slot].extend(part.rows.entries([part.count] * len(part.rows.token_ids)))
+        return StepResult(self.step_id, tokens, logprobs, prompt)
+
+
+def prompt_logprobs(
+    plan: StepPlan,
+    inputs: StepInputs,
+    hidden: torch.Tensor,
+    model: CausalLM,
+    tables: SlotTables,
+    num_top: np.ndarray,
+    rows_at_once: int,
+) -> list[PromptLogprobsPart]:
+    """Return parts in prompt order for each row that asks. hidden [T, hidden size]; num_top by slot.
+
+    The query at position p reports on the prompt token at p + 1. Logits of a whole chunk would be [tokens,
+    vocab] floats, gigabytes for a long chunk and a large vocabulary. They are computed a slice at a time, so
+    memory stays within what the profile run saw.
+    """
+    parts = []
+    for index, row in enumerate(plan.rows):
+        if not row.prompt_logprobs:
+            continue
+        first = int(inputs.host_cu_q[index])
+        count = min(row.count, int(tables.prompt_len[row.slot]) - 1 - row.start)
+        targets = tables.tokens[row.slot][row.start + 1 : row.start + 1 + max(count, 0)].astype(np.int64)
+        top = int(num_top[row.slot])
+        for begin in range(0, len(targets), rows_at_once):
+            wanted = upload(targets[begin : begin + rows_at_once], hidden.device)
+            logits = model.compute_logits(hidden[first + begin : first + begin + len(wanted)])
+            rows = gather_logprobs(logits, wanted, top).to_host()
+            parts.append(PromptLogprobsPart(row.slot, rows, top))
+    return parts
+
 
 KVCache = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -99,7 +186,7 @@ class ModelRunner:
         if self.device.type != "cuda" or self.backend.graph_padding is None:
             return None
         try:
-            from leadline.engine.runner.graphs import DecodeGraphs
+            from leadline.engine.runner.graphs.decode import DecodeGraphs
         except ImportError:  # no Triton
             return None
         return DecodeGraphs(

@@ -5,7 +5,7 @@
                      ─▶ grammar mask ─▶ greedy: argmax
                                     └─▶ / temperature ─▶ top-k, top-p, min-p ─▶ + Gumbel noise ─▶ argmax
 
-Work that no row of the batch needs is skipped, on the word of host-side flags; nothing here waits for the
+Work that no row of the batch needs is skipped, as host-side flags tell; nothing here waits for the
 device. Equal logits go to the lowest token id.
 """
 

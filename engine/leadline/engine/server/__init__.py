@@ -2,22 +2,19 @@
 
 In reading order:
 
-    settings, state, run     the process: socket, start-up, drain, exit code
-    listening                the port, and uvicorn on it; edge: the application behind leadline.protocol.http
-    pool, worker, control    further API processes on the same port and engine
-    app, openapi             routes, and the document that describes them
-    http                     bodies, errors, event streams
-    params                   request types → SamplingParams
-    chat, completions        the two generation endpoints; logprobs, usage: their parts
-    service                  models, tokenize, health, metrics, administration
-    outlet                   tokens in the middle of a stream, straight to the socket
-    metrics, token_meter, exposition, logs
+    settings, state   the server's settings, and the phase that it is in
+    process/          the process: socket, start-up, drain, exit code, further API processes
+    app               routes, keys, errors
+    http/             bodies, errors, event streams
+    api/              the generation APIs
+    routes/           models, tokenize, health, metrics, administration
+    metrics/          counters and their text
 
 Talks to `AsyncEngine` and the frontend's text tools only; importing this package imports no torch.
 """
 
 from leadline.engine.server.app import create_app
-from leadline.engine.server.run import serve
+from leadline.engine.server.process.run import serve
 from leadline.engine.server.settings import ServerSettings
 
 __all__ = ["ServerSettings", "create_app", "serve"]

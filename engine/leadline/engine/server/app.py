@@ -15,15 +15,16 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from leadline.engine.async_engine import AsyncEngine
-from leadline.engine.server import chat, completions, messages, profile, responses, service
-from leadline.engine.server.generation import log_failure
-from leadline.engine.server.http import ApiError, ClientGone, api_error, error_response
-from leadline.engine.server.metrics import Metrics
-from leadline.engine.server.openapi import document
+from leadline.engine.client.async_engine import AsyncEngine
+from leadline.engine.server.api import chat, completions, messages, responses
+from leadline.engine.server.api.generation import log_failure
+from leadline.engine.server.http.responses import ApiError, ClientGone, api_error, error_response
+from leadline.engine.server.metrics.metrics import Metrics
+from leadline.engine.server.routes import service
+from leadline.engine.server.routes.openapi import document
 from leadline.engine.server.settings import ServerSettings
 from leadline.engine.server.state import Phase, ServerState
-from leadline.protocol.http.head import authorization_of
+from leadline.protocol.http.headers import authorization_of
 from leadline.protocol.openai.paths import no_such_path
 
 __all__ = ["create_app"]
@@ -51,7 +52,7 @@ _KEYED_ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/admin/tokenizer", service.tokenizer),
     ("POST", "/admin/reset_prefix_cache", service.reset_prefix_cache),
     ("POST", "/admin/warmup", service.warmup),
-    ("POST", "/admin/profile", profile.profile),
+    ("POST", "/admin/profile", service.profile),
 ]
 
 _TOKENIZER_INFO: tuple[str, str, Handler] = ("GET", "/tokenizer_info", service.tokenizer_info)

@@ -12,11 +12,11 @@ from enum import Enum
 
 from msgspec import UNSET, UnsetType
 
-from leadline.engine.async_engine import AsyncEngine
+from leadline.engine.client.async_engine import AsyncEngine
 from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.errors import EngineDead
-from leadline.engine.server.http import ApiError
-from leadline.engine.server.metrics import Metrics
+from leadline.engine.server.http.responses import ApiError
+from leadline.engine.server.metrics.metrics import Metrics
 from leadline.engine.server.settings import ServerSettings
 from leadline.protocol.openai.service import StartProgress
 
@@ -47,7 +47,7 @@ class ServerState:
 
     @property
     def progress(self) -> StartProgress | UnsetType:
-        """What /health and /ready say of the start, while there is one."""
+        """Progress of the start for /health and /ready, until it has ended."""
         return self.started if self.phase is Phase.STARTING and self.started is not None else UNSET
 
     @property

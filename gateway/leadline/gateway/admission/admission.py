@@ -1,52 +1,173 @@
-"""The door of every service: lets a request in, makes it wait its turn, or refuses it.
+"""Admission to every service: admits a request at once, queues it, or refuses it.
 
-Room: gateway/admission. Lives on one event loop.
+Lives on one event loop.
 
-    async with admission.enter(service, principal, deadline, cost) as ticket:
+    async with admission.enter(service, principal, deadline, cost) as admittance:
         decision = policy.pick(request, admission.candidates(service, now))
         with decision.pod.lease(…):
-            ticket.routed()          from here on the lease counts, not the ticket
-            …                        retries and migrations need no new ticket
-    # leaving the block lets the next one in
+            admittance.routed()      from here on the lease counts, not the admittance
+            …                        retries and migrations need no new admittance
+    # leaving the block admits the next request
 
-Who is let in at once: everybody, as long as nobody waits and some pod has room (capacity.py). Else requests
-wait in fair order (fair_queue.py). A queue is looked at when a ticket ends, when `changed` is called (a
-report, a pod that came or went, a circuit that closed), and every `TICK` while anybody waits, for what
-changes by time alone (a circuit opens for a probe, a report goes stale).
+A request is admitted at once if no other waits and some pod has spare capacity (capacity.py). Otherwise it
+waits in fair order (fair_queue.py). A queue is checked when an admittance ends, when `changed` is called (a
+report, a pod that came or went, a circuit that closed), and every `TICK` while a request waits, for changes
+by time alone (a circuit opens for a probe, a report goes stale).
 
 A service that sleeps without requests (`autoscaling.min: 0`) gets a pod because a request waits here: the
-operator reads how many do. Such a request waits up to `wakeSeconds`, or until the operator says that no pod
-can come.
+operator reads how many do. Such a request waits up to `wakeSeconds`, or until the operator reports that no
+pod can come.
 
-Invariants (P16): a request holds room from being let in until its lease is counted or its ticket ends,
-whatever happens, cancellation in the very moment of being let in included; `pending` and `waiting` return
+Invariants (P16): a request takes capacity from its admission until its lease is counted or its admittance
+ends, on every path, also when it is cancelled at the moment of its admission; `pending` and `waiting` return
 to 0.
 """
 
 import asyncio
 import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol
 
-from leadline.gateway.admission.capacity import room, unsaturated
-from leadline.gateway.admission.door import AdmissionStats, Client, Door, Ticket
-from leadline.gateway.config import AdmissionConfig
+from leadline.gateway.admission.capacity import spare_capacity, unsaturated
+from leadline.gateway.admission.fair_queue import DrainRate, FairQueue
+from leadline.gateway.config.settings import AdmissionConfig
 from leadline.gateway.errors import DeadlinePassed, GatewayRefusal, NoPods, QueueFull, QueueTimeout
 from leadline.gateway.pods import Pod, eligible
 from leadline.gateway.services import Service
 
-__all__ = ["TICK", "Admission", "AdmissionStats", "Client", "Ticket"]
+__all__ = ["TICK", "Admission", "AdmissionStats", "Admittance", "Client", "ServiceAdmission"]
+
+
+class Client(Protocol):
+    """What admission needs to know about a caller; `access.principal.Principal` is one."""
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def priority_class(self) -> str: ...
+
+
+@dataclass(slots=True)
+class AdmissionStats:
+    """Counts of one service since the start."""
+
+    admitted: int = 0
+    """Admitted requests, with those that had waited."""
+    queued: int = 0
+    """Requests that had to wait."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Refusals by code: queue_full, queue_timeout, no_pods, deadline_exceeded."""
+    cancelled: int = 0
+    """Clients that left while they waited."""
+    waited_seconds: float = 0.0
+    """Sum over admitted requests."""
+
+
+class Admittance:
+    """The admission of one request. An async context manager; made by `Admission.enter`."""
+
+    __slots__ = (
+        "_admission",
+        "_class",
+        "_cost",
+        "_deadline",
+        "_held_from",
+        "_pending",
+        "_queue_timeout",
+        "_state",
+        "_tenant",
+        "_timer",
+        "_turn",
+        "waited_seconds",
+    )
+
+    def __init__(
+        self,
+        admission: "Admission",
+        state: "ServiceAdmission",
+        client: Client,
+        deadline: float | None,
+        cost: float,
+        queue_timeout: float,
+    ) -> None:
+        self._admission = admission
+        self._state = state
+        self._tenant = client.tenant
+        self._class = client.priority_class
+        self._deadline = deadline
+        self._cost = max(1.0, cost)
+        self._queue_timeout = queue_timeout
+        self._pending = False
+        self._turn: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._held_from = 0.0
+        self.waited_seconds = 0.0
+        """Seconds in the queue."""
+
+    def routed(self) -> None:
+        """Note that a lease of this request is open: the pod counts it now. May be called any number of
+        times."""
+        if self._pending:
+            self._pending = False
+            self._state.pending -= 1
+
+    def try_enter(self) -> bool:
+        """Return whether the request is admitted at once; if not, await `wait`. Raises as entering the
+        context does. An admitted request must `leave`, whatever happens."""
+        return self._admission._ask(self)
+
+    async def wait(self) -> None:
+        """Wait in the queue, after `try_enter` has returned False. Raises as entering the context does; then
+        there is nothing to leave."""
+        await self._admission._wait(self)
+
+    def leave(self) -> None:
+        """Give the capacity to the next request."""
+        self.routed()
+        if self._state.queue:
+            self._admission.changed(self._state.service)
+
+    async def __aenter__(self) -> "Admittance":
+        if not self.try_enter():
+            await self.wait()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+
+class ServiceAdmission:
+    """What admission keeps for one service."""
+
+    __slots__ = ("check_soon", "pending", "queue", "rate", "service", "stats", "tick")
+
+    def __init__(self, service: Service, config: AdmissionConfig) -> None:
+        self.service = service
+        self.queue: FairQueue[Admittance] = FairQueue(config.class_weights, config.tenant_weights)
+        self.pending = 0
+        """Admitted requests without a lease yet."""
+        self.rate = DrainRate()
+        self.stats = AdmissionStats()
+        self.check_soon = False
+        self.tick: asyncio.TimerHandle | None = None
+
 
 TICK = 0.1
-"""Seconds between looks at a queue in which somebody waits."""
+"""Seconds between checks of a queue in which requests wait."""
 _NO_PODS_RETRY = 5.0
 """A pod takes its time to start."""
 
 
 class Admission:
-    """Doors of all services."""
+    """Admission to all services."""
 
     def __init__(self, config: AdmissionConfig | None = None) -> None:
         self.config = config or AdmissionConfig()
-        self._doors: dict[Service, Door] = {}
+        self._states: dict[Service, ServiceAdmission] = {}
 
     def enter(
         self,
@@ -55,172 +176,173 @@ class Admission:
         deadline: float | None = None,
         cost: float = 1,
         *,
-        patience: float | None = None,
-    ) -> Ticket:
-        """A context that is entered once the request may be sent on.
+        queue_timeout: float | None = None,
+    ) -> Admittance:
+        """Return a context that is entered once the request may be sent on.
 
-        `deadline`: monotonic seconds after which the client does not want an answer. `cost`: what it counts
-        for in fairness; expected tokens, prompt and output. `patience`: seconds that the client is ready to
-        wait, if less than the configured queue timeout; 0: only if there is room now. Entering raises
-        QueueFull (429), QueueTimeout and NoPods (503), all with `retry_after`, and DeadlinePassed (504).
+        `deadline`: monotonic seconds after which the client does not want an answer. `cost`: the weight of
+        the request in fairness; expected tokens, prompt and output. `queue_timeout`: seconds that the client
+        is ready to wait, if less than the configured timeout; 0: only if there is capacity now. Entering
+        raises QueueFull (429), QueueTimeout and NoPods (503), all with `retry_after`, and DeadlinePassed
+        (504).
         """
         limit = self.config.queue_timeout_seconds
         if service.wake_seconds > limit and not eligible(service.pods.values(), time.monotonic()):
             limit = service.wake_seconds
-        if patience is not None and patience < limit:
-            limit = patience
-        return Ticket(self, self._door(service), client, deadline, cost, limit)
+        if queue_timeout is not None and queue_timeout < limit:
+            limit = queue_timeout
+        return Admittance(self, self._state_of(service), client, deadline, cost, limit)
 
     def candidates(self, service: Service, now: float) -> list[Pod]:
-        """Pods for a policy to pick from: eligible ones with room. If none has (several attempts of one
-        request, reports that came in between), all eligible ones: whoever was let in is not sent away
-        again."""
+        """Return the pods for a policy to pick from: eligible ones with spare capacity. If none has any
+        (several attempts of one request, reports that came in between), all eligible ones: an admitted
+        request is not refused later."""
         pods = eligible(service.pods.values(), now)
         return self._unsaturated(service, pods, now) or pods
 
-    def with_room(self, service: Service, now: float) -> list[Pod]:
-        """Eligible pods with capacity for another request."""
+    def with_capacity(self, service: Service, now: float) -> list[Pod]:
+        """Return the eligible pods with capacity for another request."""
         return self._unsaturated(service, eligible(service.pods.values(), now), now)
 
     def saturated(self, service: Service, now: float) -> bool:
-        """No pod has room."""
-        return self._room(self._door(service), now, enough=1) < 1
+        """Return whether no pod has spare capacity."""
+        return self._capacity(self._state_of(service), now, enough=1) < 1
 
     def changed(self, service: Service) -> None:
-        """Something may have made room: look at the queue, once, soon. Cheap; call it freely."""
-        door = self._doors.get(service)
-        if door is not None and len(door.queue) and not door.look_soon:
-            door.look_soon = True
-            asyncio.get_running_loop().call_soon(self._look, door)
+        """Check the queue once, soon: there may be new capacity. Cheap; call it freely."""
+        state = self._states.get(service)
+        if state is not None and len(state.queue) and not state.check_soon:
+            state.check_soon = True
+            asyncio.get_running_loop().call_soon(self._check_queue, state)
 
     def forget(self, service: Service) -> None:
-        """The service is gone: refuse whoever waits for it."""
-        door = self._doors.pop(service, None)
-        if door is not None:
-            self._refuse_all(door, NoPods("the service was removed", code="no_pods"))
+        """Drop a service that is gone, and refuse the requests that wait for it."""
+        state = self._states.pop(service, None)
+        if state is not None:
+            self._refuse_all(state, NoPods("the service was removed", code="no_pods"))
 
     def waiting(self, service: Service, class_name: str | None = None) -> int:
-        """Requests in the queue, of one class or of all."""
-        door = self._doors.get(service)
-        if door is None:
+        """Return the number of queued requests, of one class or of all."""
+        state = self._states.get(service)
+        if state is None:
             return 0
-        return len(door.queue) if class_name is None else door.queue.waiting(class_name)
+        return len(state.queue) if class_name is None else state.queue.waiting(class_name)
 
     def pending(self, service: Service) -> int:
-        """Requests that were let in and have no lease yet."""
-        door = self._doors.get(service)
-        return door.pending if door else 0
+        """Return the number of admitted requests that have no lease yet."""
+        state = self._states.get(service)
+        return state.pending if state else 0
 
     def stats(self, service: Service) -> AdmissionStats:
-        return self._door(service).stats
+        return self._state_of(service).stats
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _door(self, service: Service) -> Door:
-        door = self._doors.get(service)
-        if door is None:
-            door = self._doors[service] = Door(service, self.config)
-        return door
+    def _state_of(self, service: Service) -> ServiceAdmission:
+        state = self._states.get(service)
+        if state is None:
+            state = self._states[service] = ServiceAdmission(service, self.config)
+        return state
 
-    def _ask(self, ticket: Ticket) -> bool:
-        door, now = ticket._door, time.monotonic()
-        ticket._held_from = now
+    def _ask(self, admittance: Admittance) -> bool:
+        state, now = admittance._state, time.monotonic()
+        admittance._held_from = now
         if (
-            (ticket._deadline is None or now < ticket._deadline)
-            and not len(door.queue)
-            and self._room(door, now, enough=1) > 0
+            (admittance._deadline is None or now < admittance._deadline)
+            and not len(state.queue)
+            and self._capacity(state, now, enough=1) > 0
         ):
-            self._let_in(ticket, now)
+            self._admit(admittance, now)
             return True
-        refusal = self._verdict(ticket, now)
+        refusal = self._verdict(admittance, now)
         if refusal is not None:
-            raise _counted(door, refusal)
+            raise _counted(state, refusal)
         return False
 
-    async def _wait(self, ticket: Ticket) -> None:
-        door, now = ticket._door, time.monotonic()
-        self._queue(ticket, now)
-        turn = ticket._turn
+    async def _wait(self, admittance: Admittance) -> None:
+        state, now = admittance._state, time.monotonic()
+        self._queue(admittance, now)
+        turn = admittance._turn
         assert turn is not None
         try:
             await turn
         except asyncio.CancelledError:
-            # The client left. It may have been let in at the same time: then the next one gets its place.
-            if door.queue.remove(ticket) or ticket._pending:
-                door.stats.cancelled += 1
+            # The client left. If it was admitted at the same time, the next request gets its capacity.
+            if state.queue.remove(admittance) or admittance._pending:
+                state.stats.cancelled += 1
             elif turn.done() and not turn.cancelled():
                 turn.exception()  # refused at the same time; asyncio would call the error forgotten
-            ticket.routed()
-            self.changed(door.service)
+            admittance.routed()
+            self.changed(state.service)
             raise
         finally:
-            if ticket._timer is not None:
-                ticket._timer.cancel()
-                ticket._timer = None
-            ticket._turn = None
+            if admittance._timer is not None:
+                admittance._timer.cancel()
+                admittance._timer = None
+            admittance._turn = None
 
-    def _let_in(self, ticket: Ticket, now: float) -> None:
-        door = ticket._door
-        ticket._pending = True
-        door.pending += 1
-        door.rate.one(now)
-        door.stats.admitted += 1
+    def _admit(self, admittance: Admittance, now: float) -> None:
+        state = admittance._state
+        admittance._pending = True
+        state.pending += 1
+        state.rate.one(now)
+        state.stats.admitted += 1
 
-    def _queue(self, ticket: Ticket, now: float) -> None:
-        door = ticket._door
-        if len(door.queue) >= self.config.max_queued:
+    def _queue(self, admittance: Admittance, now: float) -> None:
+        state = admittance._state
+        if len(state.queue) >= self.config.max_queued:
             # One tenant's flood must not shut out the others: the longest queue gives way.
-            victim = door.queue.to_shed(ticket._class, ticket._tenant)
+            victim = state.queue.to_shed(admittance._class, admittance._tenant)
             full = QueueFull(
-                f"{len(door.queue)} requests wait for {door.service.name} already",
+                f"{len(state.queue)} requests wait for {state.service.name} already",
                 code="queue_full",
-                retry_after=door.rate.retry_after(len(door.queue) + 1, now),
+                retry_after=state.rate.retry_after(len(state.queue) + 1, now),
             )
             if victim is None:
-                raise _counted(door, full)
-            door.queue.remove(victim)
+                raise _counted(state, full)
+            state.queue.remove(victim)
             self._refuse(victim, full)
         loop = asyncio.get_running_loop()
-        ticket._turn = loop.create_future()
-        door.queue.push(ticket, ticket._class, ticket._tenant, ticket._cost)
-        door.stats.queued += 1
-        self._set_timer(ticket, now)
-        if door.tick is None:
-            door.tick = loop.call_later(TICK, self._ticked, door)
+        admittance._turn = loop.create_future()
+        state.queue.push(admittance, admittance._class, admittance._tenant, admittance._cost)
+        state.stats.queued += 1
+        self._set_timer(admittance, now)
+        if state.tick is None:
+            state.tick = loop.call_later(TICK, self._ticked, state)
 
-    def _look(self, door: Door) -> None:
-        """Let in as many as there is room for."""
-        door.look_soon = False
-        if not len(door.queue):
+    def _check_queue(self, state: ServiceAdmission) -> None:
+        """Admit as many requests as there is capacity for."""
+        state.check_soon = False
+        if not len(state.queue):
             return
         now = time.monotonic()
-        free = self._room(door, now, enough=len(door.queue))
-        while free > 0 and (ticket := door.queue.pop()) is not None:
-            turn = ticket._turn
+        free = self._capacity(state, now, enough=len(state.queue))
+        while free > 0 and (admittance := state.queue.pop()) is not None:
+            turn = admittance._turn
             if turn is None or turn.done():  # cancelled, and its task has not run yet
-                door.stats.cancelled += 1
+                state.stats.cancelled += 1
                 continue
             free -= 1
-            self._let_in(ticket, now)
-            ticket.waited_seconds = now - ticket._held_from
-            door.stats.waited_seconds += ticket.waited_seconds
+            self._admit(admittance, now)
+            admittance.waited_seconds = now - admittance._held_from
+            state.stats.waited_seconds += admittance.waited_seconds
             turn.set_result(None)
 
-    def _ticked(self, door: Door) -> None:
-        door.tick = None
-        if _cannot_wake(door.service) and not eligible(door.service.pods.values(), time.monotonic()):
-            self._refuse_all(door, self._no_pods(door, time.monotonic()))
-        self._look(door)
-        if len(door.queue):
-            door.tick = asyncio.get_running_loop().call_later(TICK, self._ticked, door)
+    def _ticked(self, state: ServiceAdmission) -> None:
+        state.tick = None
+        if _cannot_wake(state.service) and not eligible(state.service.pods.values(), time.monotonic()):
+            self._refuse_all(state, self._no_pods(state, time.monotonic()))
+        self._check_queue(state)
+        if len(state.queue):
+            state.tick = asyncio.get_running_loop().call_later(TICK, self._ticked, state)
 
-    def _room(self, door: Door, now: float, enough: int) -> int:
-        """Requests that can be let in; the count stops at `enough`."""
-        concurrency, pod_queue = door.service.pod_concurrency, self.config.pod_queue
-        left = -door.pending
-        for pod in door.service.pods.values():
+    def _capacity(self, state: ServiceAdmission, now: float, enough: int) -> int:
+        """Return the number of requests that can be admitted; the count stops at `enough`."""
+        concurrency, pod_queue = state.service.pod_concurrency, self.config.pod_queue
+        left = -state.pending
+        for pod in state.service.pods.values():
             if pod.ready and not pod.draining and pod.circuit.allows(now):
-                left += room(pod, now, concurrency=concurrency, pod_queue=pod_queue)
+                left += spare_capacity(pod, now, concurrency=concurrency, pod_queue=pod_queue)
                 if left >= enough:
                     return enough
         return left
@@ -230,68 +352,68 @@ class Admission:
 
     # Refusals
 
-    def _set_timer(self, ticket: Ticket, now: float) -> None:
-        """Wake up at the next moment at which `_verdict` may say something else."""
-        start = ticket._held_from
-        times = [start + ticket._patience, start + self._hold(ticket._door.service)]
-        if ticket._deadline is not None:
-            times.append(ticket._deadline)
+    def _set_timer(self, admittance: Admittance, now: float) -> None:
+        """Wake up at the next moment at which `_verdict` may change."""
+        start = admittance._held_from
+        times = [start + admittance._queue_timeout, start + self._hold(admittance._state.service)]
+        if admittance._deadline is not None:
+            times.append(admittance._deadline)
         # The last resort covers a timer that fired early: loops round times to milliseconds.
         delay = min((moment - now for moment in times if moment > now), default=0.002)
-        ticket._timer = asyncio.get_running_loop().call_later(delay, self._expired, ticket)
+        admittance._timer = asyncio.get_running_loop().call_later(delay, self._expired, admittance)
 
-    def _expired(self, ticket: Ticket) -> None:
-        if ticket not in ticket._door.queue:
+    def _expired(self, admittance: Admittance) -> None:
+        if admittance not in admittance._state.queue:
             return
         now = time.monotonic()
-        error = self._verdict(ticket, now)
+        error = self._verdict(admittance, now)
         if error is None:
-            self._set_timer(ticket, now)
+            self._set_timer(admittance, now)
         else:
-            ticket._door.queue.remove(ticket)
-            self._refuse(ticket, error)
+            admittance._state.queue.remove(admittance)
+            self._refuse(admittance, error)
 
-    def _verdict(self, ticket: Ticket, now: float) -> GatewayRefusal | None:
-        """Why the ticket may wait no longer; None: it may."""
-        door = ticket._door
-        waited = now - ticket._held_from
-        if ticket._deadline is not None and now >= ticket._deadline:
+    def _verdict(self, admittance: Admittance, now: float) -> GatewayRefusal | None:
+        """Return why the request may wait no longer, or None if it may."""
+        state = admittance._state
+        waited = now - admittance._held_from
+        if admittance._deadline is not None and now >= admittance._deadline:
             return DeadlinePassed(
                 "the request's deadline passed before a pod had room", code="deadline_exceeded"
             )
-        late = waited >= ticket._patience
-        hopeless = late or waited >= self._hold(door.service) or _cannot_wake(door.service)
-        if hopeless and not eligible(door.service.pods.values(), now):
-            return self._no_pods(door, now)
+        late = waited >= admittance._queue_timeout
+        hopeless = late or waited >= self._hold(state.service) or _cannot_wake(state.service)
+        if hopeless and not eligible(state.service.pods.values(), now):
+            return self._no_pods(state, now)
         if late:
             return QueueTimeout(
-                f"no pod of {door.service.name} had room within {ticket._patience:g} s",
+                f"no pod of {state.service.name} had room within {admittance._queue_timeout:g} s",
                 code="queue_timeout",
-                retry_after=door.rate.retry_after(len(door.queue), now),
+                retry_after=state.rate.retry_after(len(state.queue), now),
             )
         return None
 
-    def _no_pods(self, door: Door, now: float) -> NoPods:
+    def _no_pods(self, state: ServiceAdmission, now: float) -> NoPods:
         return NoPods(
-            door.service.without_pods(),
+            state.service.without_pods(),
             code="no_pods",
-            retry_after=max(_NO_PODS_RETRY, door.rate.retry_after(len(door.queue), now)),
+            retry_after=max(_NO_PODS_RETRY, state.rate.retry_after(len(state.queue), now)),
         )
 
     def _hold(self, service: Service) -> float:
         """Seconds for which a request waits for a first pod."""
         return max(self.config.hold_without_pods_seconds, service.wake_seconds)
 
-    def _refuse_all(self, door: Door, error: GatewayRefusal) -> None:
-        """Refuse everybody who waits at a door."""
-        while (ticket := door.queue.pop()) is not None:
-            self._refuse(ticket, error)
+    def _refuse_all(self, state: ServiceAdmission, error: GatewayRefusal) -> None:
+        """Refuse all requests that wait for a service."""
+        while (admittance := state.queue.pop()) is not None:
+            self._refuse(admittance, error)
 
-    def _refuse(self, ticket: Ticket, error: GatewayRefusal) -> None:
-        """Wake a ticket that is out of the queue already, with an error."""
-        turn = ticket._turn
+    def _refuse(self, admittance: Admittance, error: GatewayRefusal) -> None:
+        """Wake a request that has left the queue already, with an error."""
+        turn = admittance._turn
         if turn is not None and not turn.done():
-            turn.set_exception(_counted(ticket._door, error))
+            turn.set_exception(_counted(admittance._state, error))
 
 
 def _cannot_wake(service: Service) -> bool:
@@ -299,8 +421,8 @@ def _cannot_wake(service: Service) -> bool:
     return bool(service.wake_seconds) and service.stuck
 
 
-def _counted(door: Door, error: GatewayRefusal) -> GatewayRefusal:
-    refused = door.stats.refused
+def _counted(state: ServiceAdmission, error: GatewayRefusal) -> GatewayRefusal:
+    refused = state.stats.refused
     code = error.code or "refused"
     refused[code] = refused.get(code, 0) + 1
     return error

@@ -1,12 +1,12 @@
 """How many more requests a pod should be given now.
 
-Room: gateway/admission. Pure. A request that waits in the gateway can still go to whichever pod is free
-first, and in fair order; one that waits inside a pod cannot. So a pod is given what it runs at once and a
-short queue (`pod_queue`) that keeps it busy between load reports, and no more:
+Pure. A request that waits in the gateway can still go to the pod that is free
+first, and in fair order; a request that waits inside a pod cannot. So a pod is given what it runs at once and
+a short queue (`pod_queue`) that keeps it busy between load reports, and no more:
 
-    room = limit + pod_queue - requests        limit: reported by the pod, or unlimited until it reports
-    room = configured limit - requests         where `pod_concurrency` is set
-    room ≤ pod_queue - its waiting             once its KV memory is full, or it makes more wait than that
+    capacity = limit + pod_queue - requests    limit: reported by the pod, or unlimited until it reports
+    capacity = configured limit - requests     where `pod_concurrency` is set
+    capacity ≤ pod_queue - its waiting         once its KV memory is full, or more requests wait there
 
 `requests` are those the pod reported plus this gateway's own that are not in the report yet (pods.py). Other
 gateways' newest requests are not in it: with several gateways a pod may be over by what they send within one
@@ -18,14 +18,15 @@ from collections.abc import Iterable
 
 from leadline.gateway.pods import STALE_REPORT, Pod
 
-__all__ = ["UNLIMITED", "room", "unsaturated"]
+__all__ = ["UNLIMITED", "spare_capacity", "unsaturated"]
 
 UNLIMITED = sys.maxsize
-"""Room in a pod of which no limit is known."""
+"""Spare capacity of a pod whose limit is unknown."""
 
 
-def room(pod: Pod, now: float, *, concurrency: int = 0, pod_queue: int = 8) -> int:
-    """Requests the pod can be given; 0 when it is saturated. `concurrency`: configured limit, 0 for none."""
+def spare_capacity(pod: Pod, now: float, *, concurrency: int = 0, pod_queue: int = 8) -> int:
+    """Return how many more requests the pod can take; 0 when it is saturated. `concurrency`: the configured
+    limit, 0 for none."""
     report = pod.report
     if report is None and not concurrency:
         return UNLIMITED
@@ -46,5 +47,5 @@ def room(pod: Pod, now: float, *, concurrency: int = 0, pod_queue: int = 8) -> i
 
 
 def unsaturated(pods: Iterable[Pod], now: float, *, concurrency: int = 0, pod_queue: int = 8) -> list[Pod]:
-    """Those with room, in the order given."""
-    return [pod for pod in pods if room(pod, now, concurrency=concurrency, pod_queue=pod_queue)]
+    """Return the pods with spare capacity, in the order given."""
+    return [pod for pod in pods if spare_capacity(pod, now, concurrency=concurrency, pod_queue=pod_queue)]

@@ -1,6 +1,6 @@
 """A queue that is fair by class, and within a class by tenant: start-time fair queueing in two levels.
 
-Room: gateway/admission. Pure: no clock, no I/O. Source: P. Goyal, H. Vin, H. Cheng, "Start-time Fair
+Pure: no clock, no I/O. Source: P. Goyal, H. Vin, H. Cheng, "Start-time Fair
 Queueing" (SIGCOMM 1996), whose bound on unfairness holds for capacity that varies, as that of pods does.
 
     root ──┬── interactive (weight 4) ──┬── tenant A: r1 r4 r7      each node: start tag S
@@ -9,19 +9,54 @@ Queueing" (SIGCOMM 1996), whose bound on unfairness holds for capacity that vari
 
 Pop takes the child with the least S on each level; V becomes that S; the child's S moves on by cost ÷ weight.
 A child that comes (back) into the queue starts at max(V, its old S): an absence earns no credit, and leaving
-does not clear a debt. Nobody starves: whoever waits is passed over by each other tenant a bounded number of
-times (for tenants without number, each new, there would be no bound; ours are those of the key file).
+does not clear a debt. No request starves: each other tenant passes it a bounded number of times (for an
+unlimited number of new tenants there would be no bound; ours are those of the keys file).
 
 Every operation is O(log n). Nodes that emptied by `remove` stay in their heap until they surface.
 """
 
 import heapq
-from collections import OrderedDict
+import math
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from itertools import count
 from typing import Generic, TypeVar
 
-__all__ = ["FairQueue"]
+__all__ = ["DrainRate", "FairQueue"]
+
+
+_SAMPLES = 64
+_LONGEST = 60.0
+
+
+class DrainRate:
+    """Rate of requests let in, over the last 64 of them or `window` seconds, whichever is shorter."""
+
+    __slots__ = ("_times", "_window")
+
+    def __init__(self, window: float = 30.0) -> None:
+        self._times: deque[float] = deque(maxlen=_SAMPLES)
+        self._window = window
+
+    def one(self, now: float) -> None:
+        """A request was let in."""
+        self._times.append(now)
+
+    def per_second(self, now: float) -> float:
+        """0 when nothing was let in lately."""
+        times = self._times
+        while times and now - times[0] > self._window:
+            times.popleft()
+        # The time since the last one counts as well: a queue that stands still gets slower by the second.
+        return len(times) / max(now - times[0], 0.001) if len(times) > 1 else 0.0
+
+    def retry_after(self, ahead: int, now: float) -> float:
+        """Whole seconds until about `ahead` requests have been let in, from 1 to 60. With no rate to go by:
+        1 for an empty queue, and more the longer it is."""
+        rate = self.per_second(now)
+        seconds = ahead / rate if rate else 1.0 + math.log2(1 + ahead)
+        return float(min(_LONGEST, max(1.0, math.ceil(seconds))))
+
 
 ItemT = TypeVar("ItemT")
 

@@ -21,16 +21,15 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from leadline.gateway.config import GatewayConfig, ServiceConfig
-from leadline.gateway.configured_services import make_service
+from leadline.gateway.config.settings import GatewayConfig, ServiceConfig
 from leadline.gateway.discovery.inference_services import RESOURCE as INFERENCE_SERVICES
 from leadline.gateway.discovery.inference_services import InferenceService
 from leadline.gateway.discovery.pod_set import FoundPod, PodSet
+from leadline.gateway.discovery.reflector import Timing
 from leadline.gateway.discovery.slices import OUR_LABEL, SERVICE_LABEL, EndpointSlice, found_pods
 from leadline.gateway.discovery.slices import RESOURCE as SLICES
-from leadline.gateway.discovery.timing import Timing
 from leadline.gateway.errors import ConfigError
-from leadline.gateway.services import Service, ServiceTable
+from leadline.gateway.services import Service, ServiceTable, make_service
 from leadline.protocol.isvc import OPERATOR_LABEL
 
 if TYPE_CHECKING:

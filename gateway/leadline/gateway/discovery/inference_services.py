@@ -1,7 +1,7 @@
-"""What InferenceServices say: which names lead to a service, and which Kubernetes Service has its pods.
+"""Reads InferenceServices: the names of a service, and the Kubernetes Service that has its pods.
 
-Pure. Both stand in the status, which only the operator may write. Whoever may edit a namespace can put any
-label, owner reference or pod into it, and none of these gives a name or leads requests for another service
+Pure. Both are in the status, which only the operator may write. A user who may edit a namespace can create
+any label, owner reference or pod in it, and none of these gives a name or leads another service's requests
 there.
 """
 

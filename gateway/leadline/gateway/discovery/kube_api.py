@@ -13,7 +13,7 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config.kube_config import KubeConfigLoader
 
-from leadline.gateway.documents import read_document
+from leadline.gateway.config.documents import read_document
 from leadline.gateway.errors import ConfigError
 
 __all__ = ["KubeAccess", "find_access"]

@@ -1,4 +1,4 @@
-"""What EndpointSlices say of a service's pods.
+"""Reads the pods of a service from EndpointSlices.
 
 Pure. Source: the Kubernetes API, discovery.k8s.io/v1:
 - conditions: `ready` absent means ready; `serving` is `ready` that ignores termination; `terminating` absent
@@ -84,7 +84,7 @@ class EndpointSlice(msgspec.Struct, rename="camel"):
 
     @property
     def service_uid(self) -> str:
-        """Of the Service that it belongs to; empty for one that somebody has made by hand."""
+        """The uid of the Service that it belongs to; empty for a slice made by hand."""
         owners = self.metadata.owner_references or ()
         return next((one.uid for one in owners if one.controller), "")
 

@@ -1,6 +1,6 @@
 """Interned sets of pod slots: a block in the index costs one set number, however many pods hold it.
 
-Room: gateway/index. Owns the sets and their reference counts; knows pods only as small slot numbers.
+Owns the sets and their reference counts; knows pods only as small slot numbers.
 
 Blocks of one prefix are mostly held by exactly the same pods, so there are far fewer distinct sets than
 blocks. A set is a row of bits (`masks`, W words of 64 pods) found by its Zobrist hash, the XOR of one random
@@ -60,7 +60,7 @@ class PodSets:
         )
 
     def reserve(self, slot: int) -> None:
-        """Make room for a pod slot. Doubles every row, by copying, when 256, 512, … pods are crossed."""
+        """Make space for a pod slot. Doubles every row, by copying, at 256, 512, … pods."""
         if slot >= self._pod_keys.size:
             fresh = [self._random.getrandbits(64) for _ in range(slot + 1)]
             self._pod_keys = np.append(self._pod_keys, np.array(fresh, dtype=np.uint64))
@@ -93,7 +93,8 @@ class PodSets:
         return self._intern(distinct, rows[first] & ~mask)[which]
 
     def move(self, old: SetIds, new: SetIds, counts: npt.NDArray[np.int32]) -> None:
-        """`counts[i]` entries went from `old[i]` (distinct) to `new[i]`. Frees the sets nobody holds."""
+        """`counts[i]` entries went from `old[i]` (distinct) to `new[i]`. Frees the sets that no entry
+        uses."""
         np.add.at(self._refs, new, counts)
         self._refs[old] -= counts
         self._refs[0] = 0

@@ -1,12 +1,11 @@
 """Which pods hold which KV blocks, for one service: the gateway's own copy of every pod's prefix cache.
 
-Room: gateway/index. Owns the map hash → set of pods. No I/O; whoever reads the events calls it (see
-stream.py).
+Owns the map hash → set of pods. No I/O; the reader of the events calls it (see stream.py).
 
-Every life of a pod, from one `replace_pod`, `clear` or `drop` to the next, has a slot number of its own, one
-bit in the sets of pod_sets.py. Forgetting a life is therefore one entry cleared in `_live`, however many
-blocks it held; its bits are swept out of the table a few thousand slots at a time by later calls, and only
-then is the slot number given out again:
+Every generation of a pod's cache, from one `replace_pod`, `clear` or `drop` to the next, has a slot number of
+its own, one bit in the sets of pod_sets.py. Forgetting a generation is therefore one entry cleared in
+`_live`, however many blocks it held; its bits are swept out of the table a few thousand slots at a time by
+later calls, and only then is the slot number given out again:
 
     replace_pod(A, e1)          restart: replace_pod(A, e2)             sweep has passed
     slot 0 = A live             slot 0 retired, slot 1 = A live         slot 0 free again
@@ -39,8 +38,8 @@ SWEEP_ON_WRITE = 8_192
 
 
 @dataclass(slots=True)
-class _Life:
-    """One life of a pod: an epoch, or the part of it since the cache was last cleared."""
+class _Generation:
+    """One generation of a pod's cache: an epoch, or the part of it since the cache was last cleared."""
 
     slot: int
     epoch: str
@@ -64,8 +63,8 @@ class PrefixIndex:
     __slots__ = (
         "_cursor",
         "_free_slots",
+        "_generations",
         "_live",
-        "_lives",
         "_next_slot",
         "_retired",
         "_sets",
@@ -76,8 +75,8 @@ class PrefixIndex:
     def __init__(self, seed: int | None = None) -> None:
         self._table = HashTable(seed)
         self._sets = PodSets(seed)
-        self._lives: dict[str, _Life] = {}
-        self._live: list[str | None] = []  # slot → pod while its life lasts
+        self._generations: dict[str, _Generation] = {}
+        self._live: list[str | None] = []  # slot → pod while its generation lasts
         self._next_slot = 0
         self._free_slots: list[int] = []
         self._retired: list[int] = []
@@ -85,7 +84,7 @@ class PrefixIndex:
         self._cursor = 0
 
     def replace_pod(self, pod: str, epoch: str, hashes: Hashes) -> None:
-        """The pod holds exactly these blocks, in this epoch. Whatever was known of it before is forgotten."""
+        """The pod holds exactly these blocks, in this epoch. Everything known about it before is dropped."""
         for _ in self.load_pod(pod, epoch, hashes, chunk=1 << 62):
             pass
 
@@ -94,7 +93,7 @@ class PrefixIndex:
 
         The old blocks are matched until the last step. Closing the iterator before that leaves them in place.
         """
-        fresh = _Life(self._new_slot(), epoch)
+        fresh = _Generation(self._new_slot(), epoch)
         done = False
         try:
             blocks = _as_array(hashes)
@@ -109,47 +108,47 @@ class PrefixIndex:
 
     def store(self, pod: str, epoch: str, hashes: Hashes) -> int:
         """The pod has gained blocks. Returns how many it was not known to hold."""
-        life = self._current(pod, epoch)
-        if life is None:
+        generation = self._current(pod, epoch)
+        if generation is None:
             return 0
         self.sweep(SWEEP_ON_WRITE)
-        return self._add(life, _as_array(hashes))
+        return self._add(generation, _as_array(hashes))
 
     def remove(self, pod: str, epoch: str, hashes: Hashes) -> int:
         """The pod has lost blocks. Returns how many it was known to hold."""
-        life = self._current(pod, epoch)
-        if life is None:
+        generation = self._current(pod, epoch)
+        if generation is None:
             return 0
         self.sweep(SWEEP_ON_WRITE)
         slots = self._table.find(_as_array(hashes))
         slots = np.unique(slots[slots >= 0])
         old = self._table.get(slots)
-        held = self._sets.holds(old, life.slot)
-        self._move(slots[held], old[held], life.slot)
+        held = self._sets.holds(old, generation.slot)
+        self._move(slots[held], old[held], generation.slot)
         removed = int(held.sum())
-        life.blocks -= removed
+        generation.blocks -= removed
         return removed
 
     def clear(self, pod: str, epoch: str) -> bool:
-        """The pod has lost all its blocks, and lives on in the same epoch."""
+        """The pod has lost all its blocks, and continues in the same epoch."""
         if self._current(pod, epoch) is None:
             return False
-        self._begin(pod, _Life(self._new_slot(), epoch))
+        self._begin(pod, _Generation(self._new_slot(), epoch))
         return True
 
     def drop(self, pod: str) -> bool:
         """The pod is gone."""
-        life = self._lives.pop(pod, None)
-        if life is None:
+        generation = self._generations.pop(pod, None)
+        if generation is None:
             return False
-        self._live[life.slot] = None
-        self._retired.append(life.slot)
+        self._live[generation.slot] = None
+        self._retired.append(generation.slot)
         return True
 
     def match(self, hashes: Hashes) -> dict[str, int]:
         """Leading blocks of the chain that each pod holds; pods that hold not even the first are left out."""
         blocks = _as_array(hashes)
-        if not blocks.size or not self._lives:
+        if not blocks.size or not self._generations:
             return {}
         slots = self._table.find(blocks)
         absent = slots < 0
@@ -200,25 +199,25 @@ class PrefixIndex:
 
     def pods(self) -> dict[str, str]:
         """pod → epoch."""
-        return {pod: life.epoch for pod, life in self._lives.items()}
+        return {pod: generation.epoch for pod, generation in self._generations.items()}
 
     def blocks(self, pod: str) -> int:
         """Blocks the pod is known to hold."""
-        life = self._lives.get(pod)
-        return life.blocks if life else 0
+        generation = self._generations.get(pod)
+        return generation.blocks if generation else 0
 
     def stats(self) -> IndexStats:
         return IndexStats(
-            pods=len(self._lives),
-            entries=sum(life.blocks for life in self._lives.values()),
+            pods=len(self._generations),
+            entries=sum(generation.blocks for generation in self._generations.values()),
             blocks=len(self._table),
             pod_sets=len(self._sets),
             bytes=self._table.nbytes + self._sets.nbytes,
         )
 
-    def _current(self, pod: str, epoch: str) -> _Life | None:
-        life = self._lives.get(pod)
-        return life if life is not None and life.epoch == epoch else None
+    def _current(self, pod: str, epoch: str) -> _Generation | None:
+        generation = self._generations.get(pod)
+        return generation if generation is not None and generation.epoch == epoch else None
 
     def _new_slot(self) -> int:
         self.sweep(SWEEP_ON_WRITE)
@@ -230,27 +229,27 @@ class PrefixIndex:
         self._live.append(None)
         return slot
 
-    def _begin(self, pod: str, life: _Life) -> None:
+    def _begin(self, pod: str, generation: _Generation) -> None:
         self.drop(pod)
-        self._lives[pod] = life
-        self._live[life.slot] = pod
+        self._generations[pod] = generation
+        self._live[generation.slot] = pod
 
-    def _add(self, life: _Life, blocks: U64Array) -> int:
+    def _add(self, generation: _Generation, blocks: U64Array) -> int:
         slots = self._table.find(blocks)
         present = np.unique(slots[slots >= 0])
         old = self._table.get(present)
-        gained = ~self._sets.holds(old, life.slot)
-        self._move(present[gained], old[gained], life.slot)
+        gained = ~self._sets.holds(old, generation.slot)
+        self._move(present[gained], old[gained], generation.slot)
         added = int(gained.sum())
 
         missing = np.unique(blocks[slots < 0])
         if missing.size:
             empty = np.zeros(1, dtype=np.uint32)
-            alone = self._sets.toggle(empty, life.slot)
+            alone = self._sets.toggle(empty, generation.slot)
             self._sets.move(empty, alone, np.array([missing.size], dtype=np.int32))
             self._table.insert(missing, np.full(missing.size, alone[0], dtype=np.uint32))
             added += missing.size
-        life.blocks += added
+        generation.blocks += added
         return added
 
     def _move(self, slots: IntArray, old: SetIds, pod_slot: int) -> None:

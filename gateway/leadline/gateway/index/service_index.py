@@ -1,13 +1,13 @@
-"""All that the gateway knows of the caches of one service: real blocks, guesses, stream position, age.
+"""What the gateway knows about the caches of one service: real blocks, guesses, stream position, age.
 
-Room: gateway/index. The one class the rest of the gateway talks to:
+The one class the rest of the gateway talks to:
 
     reader of Redis ──► heard(), pod_seen(), batch(), load_snapshot()      routing ──► match(), routed()
                         asks reloads()                                     metrics ──► stats()
 
 Owns no I/O and no clock: times are monotonic seconds given by the caller. Not safe for threads; it lives on
-one event loop. When nothing has been heard for `stale_after` seconds (Redis is down), `match` answers that
-nobody holds anything but what this gateway itself sent lately: routing goes on by load.
+one event loop. When nothing was read for `stale_after` seconds (Redis is down), `match` answers only with the
+blocks that this gateway itself routed recently; routing continues by load.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -126,7 +126,7 @@ class ServiceIndex:
 
 
 class _Sink:
-    """Real blocks go to the prefix index; whatever a pod says of a block ends the guesses about it."""
+    """Real blocks go to the prefix index; an event about a block ends the guesses about it."""
 
     __slots__ = ("_real", "_speculative")
 

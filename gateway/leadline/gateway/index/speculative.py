@@ -1,12 +1,12 @@
 """What pods will hold soon: blocks of requests that were routed and whose cache events have not arrived yet.
 
-Room: gateway/index. Owns guesses only. They bridge the time from routing a request to the pod's own event
+Owns guesses only. They bridge the time from routing a request to the pod's own event
 (the prefill of the prompt and one trip through Redis), so that the second turn of a conversation, or the
 second of two requests with one prefix, finds the pod that the first went to.
 
-A guess is (block hash, pod, time it expires at). Because a hash names a whole prefix, guessing that a pod
-will hold block i says that it will hold all blocks before it; so the deepest guessed block of a chain gives
-the pod's depth, even after guesses in front of it were confirmed and taken out.
+A guess is (block hash, pod, time it expires at). A hash names a whole prefix, so a guess that a pod
+will hold block i includes all blocks before it. So the deepest guessed block of a chain gives the pod's
+depth, even after guesses in front of it were confirmed and removed.
 
 Invariants: one guess for each (hash, pod), the latest; entries leave by the pod's `stored` or `removed`
 event, by its epoch ending, or by expiring, whichever is first; at most `max_entries`, the oldest leave first.

@@ -1,6 +1,6 @@
 """Turns the event stream of one service into calls on an index, and says when a pod's snapshot must be read.
 
-Room: gateway/index. Owns the position in each pod's sequence of batches. Pure: the reader of Redis (or a
+Owns the position in each pod's sequence of batches. Pure: the reader of Redis (or a
 test, or a simulation) drives it and does what `reloads()` asks for.
 
 Batches name an epoch, not a pod; heartbeats say which pod lives in which epoch. For each pod:
@@ -54,7 +54,7 @@ class Outcome(Enum):
     STALE = "stale"
     """Known already, or older than what is known."""
     UNKNOWN_EPOCH = "unknown epoch"
-    """Of an earlier life of a pod, or of a pod no heartbeat has told of."""
+    """The epoch of an earlier process of a pod, or of a pod that no heartbeat has named."""
     GAP = "gap"
     """Batches before it are missing: kept, and the pod's snapshot must be read."""
 
@@ -113,8 +113,8 @@ class EventStream:
             self._lose(position)
 
     def expect(self, pod: str, epoch: str, seq: int) -> bool:
-        """A heartbeat tells of batch `seq`, and the stream has been read beyond it. Returns whether batches
-        are missing; unlike a gap this also finds the loss of a pod's last ones."""
+        """Note that a heartbeat names batch `seq`, and that the stream has been read beyond it. Returns
+        whether batches are missing; unlike a gap this also finds the loss of a pod's last ones."""
         position = self._by_pod.get(pod)
         if position is None or position.epoch != epoch or position.loading or seq <= position.seq:
             return False

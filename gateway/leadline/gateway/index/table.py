@@ -1,6 +1,6 @@
 """A compact map from 64-bit hashes to 32-bit numbers that is looked up, filled and emptied in batches.
 
-Room: gateway/index. Owns nothing but two numpy arrays; knows no pods and no blocks.
+Owns two numpy arrays; knows no pods and no blocks.
 
 The layout is extendible hashing over segments of two-choice buckets of sixteen slots:
 
@@ -52,7 +52,8 @@ _BUCKET_SHIFT = np.uint64(BUCKET_BITS)
 
 
 class HashTable:
-    """uint64 → uint32 in batches. `seed` is secret by default, so that nobody can aim keys at one bucket."""
+    """uint64 → uint32 in batches. `seed` is secret by default, so that no client can aim keys at one
+    bucket."""
 
     __slots__ = (
         "_depth",

@@ -1,25 +1,36 @@
-"""What a routing policy is given and what it answers.
+"""The contract of routing policies, and finding one by name.
 
-Room: gateway/policies. A policy is a class with one method, `pick`; it keeps no state of pods (that is
+A policy is a class with one method, `pick`; it keeps no state of pods (that is
 pods.py) and of caches (that is index/), does no I/O and reads no clock. It is called on the event loop for
 every request, so it must cost microseconds a pod.
 
 Anyone can add one: a class with this method, named by an entry point of group `leadline.routing_policies`,
-chosen with `--policy NAME` (see registry.py).
+chosen with `--policy NAME` (`load_policy`).
 """
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Protocol
 
 import msgspec
 
 from leadline.gateway.pods import Pod
 
-__all__ = ["Decision", "PodScore", "RouteRequest", "RoutingPolicy", "matched_tokens"]
+__all__ = [
+    "GROUP",
+    "Decision",
+    "PodScore",
+    "PolicyError",
+    "RouteRequest",
+    "RoutingPolicy",
+    "known_policies",
+    "load_policy",
+    "matched_tokens",
+]
 
 
 class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What is known of a request when its pod is picked."""
+    """A request at the moment when its pod is picked."""
 
     now: float
     """Monotonic seconds."""
@@ -78,7 +89,7 @@ def matched_tokens(request: RouteRequest, pod: Pod) -> int:
 
 
 def require(pods: Sequence[Pod]) -> None:
-    """Raises ValueError when there is no pod: whoever calls a policy deals with that case first."""
+    """Raise ValueError when there is no pod: the caller of a policy handles that case first."""
     if not pods:
         raise ValueError("a routing policy needs at least one eligible pod to pick from")
 
@@ -96,3 +107,36 @@ def plain_decision(
     (picked,) = plain_scores(request, (pod,))
     scores = plain_scores(request, pods) if request.explain else ()
     return Decision(pod, policy, reason, picked, scores)
+
+
+GROUP = "leadline.routing_policies"
+
+
+class PolicyError(ValueError):
+    """A policy that does not exist or cannot be made. The message says what would work."""
+
+
+def known_policies() -> list[str]:
+    """Names that `load_policy` takes, sorted."""
+    return sorted({point.name for point in entry_points(group=GROUP)})
+
+
+def load_policy(name: str, **parameters: object) -> RoutingPolicy:
+    """A new policy. Raises PolicyError for a name or parameter that is unknown, or a value that is bad."""
+    points = [point for point in entry_points(group=GROUP) if point.name == name]
+    if not points:
+        known = ", ".join(known_policies()) or "none: is the package installed?"
+        raise PolicyError(f"there is no routing policy {name!r}; known policies: {known}")
+    point = points[0]
+    try:
+        kind = point.load()
+    except (ImportError, AttributeError) as error:
+        raise PolicyError(f"routing policy {name!r} ({point.value}) cannot be loaded: {error}") from error
+    try:
+        policy = kind(**parameters)
+    except (TypeError, ValueError) as error:
+        raise PolicyError(f"routing policy {name!r}: {error}") from error
+    if not callable(getattr(policy, "pick", None)):
+        raise PolicyError(f"routing policy {name!r} ({point.value}) has no method pick(request, pods)")
+    made: RoutingPolicy = policy
+    return made

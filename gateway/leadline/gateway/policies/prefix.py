@@ -6,7 +6,7 @@
             + decode_weight * decode delay                    what our decode costs the streams on the pod
 
 `rate` is the pod's measured prefill tokens per second; a pod that has measured none yet is taken to be like
-the mean of the others, or `default_prefill_rate` if nobody has.
+the mean of the others, or `default_prefill_rate` if none has measured it.
 
 Wait for free blocks, by Little's law: a request holds its blocks for about `expected_output` steps, so a pod
 that uses U blocks frees U / (expected_output * step) of them a second; a deficit of D blocks lasts D *

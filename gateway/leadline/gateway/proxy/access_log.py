@@ -11,8 +11,8 @@ from typing import BinaryIO
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from leadline.gateway.principal import Principal
-from leadline.gateway.proxy.call import Call
+from leadline.gateway.access.principal import Principal
+from leadline.gateway.request.context import Call
 from leadline.protocol.http.exchange import Exchange
 
 __all__ = ["FLUSH_SECONDS", "AccessLog"]
@@ -22,7 +22,7 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class _Line(msgspec.Struct, gc=False):
-    """What is known of any request. Times in seconds."""
+    """The fields of every line. Times in seconds."""
 
     time: float
     client: str | None

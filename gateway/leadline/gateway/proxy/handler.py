@@ -1,11 +1,12 @@
 """The hot path: requests of the generation APIs (DIALECTS), from an Exchange to its answer.
 
-    key ▶ body (413, 400) ▶ service (404) ▶ prompt ▶ limits (429) ▶ door (429, 503, 504) ▶ attempts ▶ relay
+    key ▶ body (413, 400) ▶ service (404) ▶ prompt ▶ limits (429) ▶ admission (429, 503, 504) ▶ attempts ▶
+    relay
 
-Room: gateway/proxy. No framework, because its request, response and middleware objects cost more than all we
-do; and whatever can be answered at once is a plain call, because a coroutine that never waits costs as much
-as what it does. Everything a client can cause becomes an answer here, in the shape of the path's API; every
-request is counted here once, whatever happens.
+There is no framework here, because its request, response and middleware objects cost more than all our work.
+Steps that can be done at once are plain calls, because a coroutine that never waits costs as much as its
+work. Every error that a client can cause becomes an answer here, in the shape of the path's API; every
+request is counted here once, on every path.
 
 A client that leaves (P9): its connection cancels the request's task, and the `finally` blocks on the way out
 drop the pod's connection, close the lease and leave the queue.
@@ -16,28 +17,28 @@ import logging
 import random
 import time
 
+from leadline.gateway.access.keys import KeyRing
+from leadline.gateway.access.limits import RateLimits
+from leadline.gateway.access.principal import Principal
 from leadline.gateway.admission.admission import Admission
 from leadline.gateway.errors import shutting_down
-from leadline.gateway.metrics import GatewayMetrics
-from leadline.gateway.principal import Principal
+from leadline.gateway.metrics.metrics import GatewayMetrics
 from leadline.gateway.proxy.access_log import AccessLog
-from leadline.gateway.proxy.attempts import Dispatcher
-from leadline.gateway.proxy.body import amended
-from leadline.gateway.proxy.call import Call
-from leadline.gateway.proxy.dialects import DIALECTS
-from leadline.gateway.proxy.gate import KeyGate
-from leadline.gateway.proxy.headers import header
+from leadline.gateway.proxy.dispatcher import Dispatcher
+from leadline.gateway.proxy.forwarding import header
 from leadline.gateway.proxy.relay import relay
-from leadline.gateway.proxy.routing import expected_tokens, known_prompt, read_prompt
-from leadline.gateway.proxy.settings import ProxySettings
 from leadline.gateway.proxy.tracing import Tracing
+from leadline.gateway.request.body import amended
+from leadline.gateway.request.context import Call
+from leadline.gateway.request.dialects import DIALECTS
+from leadline.gateway.request.prompt import expected_tokens, known_prompt, read_prompt
 from leadline.gateway.services import ServiceTable
 from leadline.gateway.stored_responses import ResponseStore
+from leadline.gateway.upstream.settings import ProxySettings
 from leadline.protocol.errors import RequestError
 from leadline.protocol.http.answers import InternalError, answer_to
 from leadline.protocol.http.exchange import ClientGone, Exchange
-from leadline.protocol.http.head import authorization_of
-from leadline.protocol.http.request_id import NAME, request_id
+from leadline.protocol.http.headers import NAME, authorization_of, request_id
 
 __all__ = ["ProxyHandler"]
 
@@ -57,7 +58,8 @@ class ProxyHandler:
         dispatcher: Dispatcher,
         metrics: GatewayMetrics,
         settings: ProxySettings,
-        gate: KeyGate,
+        keys: KeyRing,
+        limits: RateLimits,
         responses: ResponseStore,
         access_log: AccessLog | None = None,
         tracing: Tracing | None = None,
@@ -67,7 +69,8 @@ class ProxyHandler:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._settings = settings
-        self._gate = gate
+        self._keys = keys
+        self._limits = limits
         self._responses = responses
         self._access_log = access_log
         self._tracing = tracing
@@ -75,44 +78,40 @@ class ProxyHandler:
         self.in_flight = 0
 
     async def __call__(self, exchange: Exchange) -> None:
-        books = _Books(time.monotonic(), exchange.headers)
+        record = RequestRecord(time.monotonic(), exchange.headers)
         self.in_flight += 1
         try:
-            await self._serve(exchange, books)
+            await self._serve(exchange, record)
         except RequestError as error:
-            books.status = error.status
+            record.status = error.status
             if not exchange.started:
-                _error_answer(error, exchange, books)
+                _error_answer(error, exchange, record)
         except ClientGone:
-            books.status = 499
+            record.status = 499
         except asyncio.CancelledError:
-            delivered = books.call is not None and books.call.delivered
-            books.status = 0 if delivered else 499
-            if not exchange.gone:  # the server stops, and its patience has ended
-                books.status = 0 if delivered else 503
+            delivered = record.call is not None and record.call.delivered
+            record.status = 0 if delivered else 499
+            if not exchange.gone:  # the server stops, and its shutdown timeout has passed
+                record.status = 0 if delivered else 503
                 if not exchange.started:
-                    _error_answer(shutting_down(), exchange, books)
+                    _error_answer(shutting_down(), exchange, record)
                 raise
         except Exception:
             logger.exception("a request failed unexpectedly")
-            books.status = 500
+            record.status = 500
             if not exchange.started:
-                _error_answer(InternalError(), exchange, books)
+                _error_answer(InternalError(), exchange, record)
         finally:
             if not exchange.finished:
                 exchange.drop()
             self.in_flight -= 1
-            self._close(exchange, books)
+            self._close(exchange, record)
 
-    async def _serve(self, exchange: Exchange, books: "_Books") -> None:
-        gate, dialect = self._gate, DIALECTS[exchange.path]
+    async def _serve(self, exchange: Exchange, record: "RequestRecord") -> None:
+        dialect = DIALECTS[exchange.path]
         authorization = authorization_of(exchange.headers, self._settings.max_body_bytes)
         explain = header(exchange.headers, b"x-leadline-explain") not in (None, b"", b"0", b"false")
-        if gate.checks_slowly:
-            principal = await gate.authenticate_slow(authorization)
-        else:
-            principal = gate.authenticate(authorization)
-        books.principal = principal
+        principal = record.principal = self._keys.authenticate(authorization)
         body = await exchange.body(self._settings.max_body_bytes)
 
         began = time.monotonic()
@@ -122,25 +121,25 @@ class ProxyHandler:
         incoming = dialect.read(body)
         fields = incoming.fields
         service = self._table.resolve(fields.model, self._rng)
-        gate.check_model(principal, fields.model, service)
-        deadline = None if fields.deadline is None else books.arrived + fields.deadline
+        principal.require_service(fields.model, service)
+        deadline = None if fields.deadline is None else record.arrived + fields.deadline
         metrics = self._metrics.service(service.name)
         prompt = known_prompt(service, incoming) or await read_prompt(service, incoming)
-        asking = _Asking(principal, fields.priority_class)
-        call = books.call = Call(
+        caller = _Caller(principal, fields.priority_class)
+        call = record.call = Call(
             path=exchange.target,
             dialect=dialect,
-            headers=books.headers,
-            extra_headers=books.extra_headers,
+            headers=record.headers,
+            extra_headers=record.extra_headers,
             client=exchange.client,
             incoming=incoming,
             service=service,
             metrics=metrics,
             prompt=prompt,
-            arrived=books.arrived,
+            arrived=record.arrived,
             explain=explain,
             deadline=deadline,
-            batch=asking.priority_class == "batch" != fields.priority_class,
+            batch=caller.priority_class == "batch" != fields.priority_class,
             seed=self._rng.getrandbits(63) if incoming.resumable else None,
             identity=dialect.identity() if incoming.resumable else {},
         )
@@ -151,48 +150,50 @@ class ProxyHandler:
         if self._tracing is not None:
             self._tracing.start(call)
         estimate = expected_tokens(service, incoming, prompt)
-        books.estimated = estimate if dialect.local is None else 0
-        if gate.limits(principal):
-            limits = await gate.take(principal, books.estimated)
-            books.extra_headers += [(name.lower().encode(), value.encode()) for name, value in limits.items()]
-        books.taken = True
+        record.estimated = estimate if dialect.local is None else 0
+        if self._limits.apply_to(principal):
+            limits = await self._limits.take(principal, record.estimated)
+            record.extra_headers += [
+                (name.lower().encode(), value.encode()) for name, value in limits.items()
+            ]
+        record.taken = True
         if (
             dialect.local is not None
             and (answer := await dialect.local(service, incoming, prompt)) is not None
         ):
             call.status = 200
-            exchange.answer(200, [(b"content-type", b"application/json"), *books.extra_headers], answer)
+            exchange.answer(200, [(b"content-type", b"application/json"), *record.extra_headers], answer)
             return
-        patience = fields.queue_timeout
-        ticket = self._admission.enter(service, asking, deadline, estimate, patience=patience)
-        if not ticket.let_in():
-            await ticket.turn()
-            metrics.queued.observe(ticket.waited_seconds)
-            if patience is not None:
-                call.patience = max(0.0, patience - ticket.waited_seconds)
+        queue_timeout = fields.queue_timeout
+        admittance = self._admission.enter(service, caller, deadline, estimate, queue_timeout=queue_timeout)
+        if not admittance.try_enter():
+            await admittance.wait()
+            metrics.queued.observe(admittance.waited_seconds)
+            if queue_timeout is not None:
+                call.queue_timeout = max(0.0, queue_timeout - admittance.waited_seconds)
         try:
-            attempt = await self._dispatcher.answer(call, ticket=ticket)
+            attempt = await self._dispatcher.answer(call, admittance=admittance)
             metrics.routing.observe(spent + call.picking_seconds)
             await relay(self._dispatcher, call, attempt, exchange)
         finally:
-            ticket.leave()
+            admittance.leave()
 
-    def _close(self, exchange: Exchange, books: "_Books") -> None:
-        call = books.call
+    def _close(self, exchange: Exchange, record: "RequestRecord") -> None:
+        call = record.call
         if call is None:
-            self._metrics.service("").ended(books.status)
+            self._metrics.service("").ended(record.status)
         else:
-            if books.status:
-                call.status = books.status
+            if record.status:
+                call.status = record.status
             call.close()
-            principal = books.principal
-            if books.taken and principal is not None:
-                self._settle(call, principal, books.estimated)
+            principal = record.principal
+            if record.taken and principal is not None:
+                self._settle(call, principal, record.estimated)
             if self._tracing is not None:
                 self._tracing.end(call)
         if self._access_log is not None:
             self._access_log.write(
-                exchange, books.request_id, books.arrived, books.status, call, books.principal
+                exchange, record.request_id, record.arrived, record.status, call, record.principal
             )
 
     def _settle(self, call: Call, principal: Principal, estimated: int) -> None:
@@ -203,12 +204,12 @@ class ProxyHandler:
             total = call.prompt.tokens if call.attempts else 0
         elif call.status >= 400 and call.status != 499:
             total = 0
-        if total is not None:
-            self._gate.settle(principal, estimated, total)
+        if total is not None and total != estimated:
+            self._limits.settle(principal, total - estimated)
 
 
-class _Books:
-    """What is known of one request for the books."""
+class RequestRecord:
+    """Per-request data for metrics and the access log."""
 
     __slots__ = (
         *("arrived", "call", "estimated", "extra_headers", "headers", "principal", "request_id", "status"),
@@ -228,8 +229,8 @@ class _Books:
         self.taken = False
 
 
-class _Asking:
-    """A principal at the door: its key's class, unless the request asks for less."""
+class _Caller:
+    """The caller and its effective priority class: the key's, or the request's if lower."""
 
     __slots__ = ("priority_class", "tenant")
 
@@ -238,8 +239,8 @@ class _Asking:
         self.priority_class = "batch" if asked == "batch" else principal.priority_class
 
 
-def _error_answer(error: RequestError, exchange: Exchange, books: _Books) -> None:
-    """Answer with an error in the shape and the words of the path's API."""
+def _error_answer(error: RequestError, exchange: Exchange, record: RequestRecord) -> None:
+    """Answer with an error in the shape of the path's API, with its field names."""
     error = DIALECTS[exchange.path].worded(error)
-    books.status, headers, body = answer_to(error, exchange.path, books.request_id)
-    exchange.answer(books.status, headers + books.extra_headers, body)
+    record.status, headers, body = answer_to(error, exchange.path, record.request_id)
+    exchange.answer(record.status, headers + record.extra_headers, body)

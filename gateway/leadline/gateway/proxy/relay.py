@@ -5,25 +5,74 @@ with the first piece; from then on the pod can only be replaced by one that cont
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable
 
 from leadline.gateway.errors import DeadlinePassed, NoPods
-from leadline.gateway.explain import explanation
 from leadline.gateway.pods import Pod
-from leadline.gateway.proxy.attempt import Attempt
-from leadline.gateway.proxy.attempts import ELSEWHERE, BadGateway, Dispatcher, GatewayTimeout
-from leadline.gateway.proxy.call import Call
-from leadline.gateway.proxy.dialects import Movable
-from leadline.gateway.proxy.events import EventSplitter
-from leadline.gateway.proxy.headers import header, response_headers
-from leadline.gateway.proxy.upstream import Connection, UpstreamError, UpstreamLost
+from leadline.gateway.policies.base import Decision, PodScore
+from leadline.gateway.proxy.dispatcher import ELSEWHERE, Attempt, BadGateway, Dispatcher, GatewayTimeout
+from leadline.gateway.proxy.forwarding import header, response_headers
+from leadline.gateway.request.context import Call
+from leadline.gateway.request.dialects import Movable
+from leadline.gateway.request.events import EventSplitter
+from leadline.gateway.upstream.connection import Connection, UpstreamError, UpstreamLost
 from leadline.protocol.http.answers import answer_to
 from leadline.protocol.http.exchange import Exchange
-from leadline.protocol.http.request_id import NAME
+from leadline.protocol.http.headers import NAME
 
-__all__ = ["relay"]
+__all__ = ["MAX_PODS", "explanation", "relay"]
+
+
+MAX_PODS = 16
+
+
+def explanation(decision: Decision, *, prompt_tokens: int, exact: bool, attempt: int) -> bytes:
+    """Return the value of `X-Leadline-Explain`: why a pod was picked, as one line of JSON.
+
+    {"pod": "a", "policy": "prefix", "reason": "soonest of 2", "prompt_tokens": 900, "exact": true, "attempt":
+    1,
+     "pods": [{"pod": "a", "matched_tokens": 832, "requests": 0, "seconds": 0.02, "queue": 0.0, ...}, ...]}
+
+    Pods stand in the order of their expected seconds, at most `MAX_PODS` of them. ASCII only, as headers must
+    be.
+    """
+    scores = sorted(
+        decision.scores or (decision.picked,),
+        key=lambda score: (score.seconds is None, score.seconds or 0.0, -score.matched_tokens),
+    )
+    return json.dumps(
+        {
+            "pod": decision.pod.id,
+            "policy": decision.policy,
+            "reason": decision.reason,
+            "prompt_tokens": prompt_tokens,
+            "exact": exact,
+            "attempt": attempt,
+            "pods": [_row(score) for score in scores[:MAX_PODS]],
+        },
+        separators=(",", ":"),
+    ).encode("ascii")
+
+
+def _row(score: PodScore) -> dict[str, object]:
+    row: dict[str, object] = {
+        "pod": score.pod,
+        "matched_tokens": score.matched_tokens,
+        "requests": score.requests,
+    }
+    if score.seconds is not None:
+        row |= {
+            "seconds": round(score.seconds, 6),
+            "queue": round(score.queue_seconds, 6),
+            "prefill": round(score.prefill_seconds, 6),
+            "block_wait": round(score.block_wait_seconds, 6),
+            "decode": round(score.decode_seconds, 6),
+        }
+    return row
+
 
 logger = logging.getLogger("leadline.gateway")
 
@@ -155,7 +204,7 @@ async def _pump(
     def elsewhere() -> bool:
         if call.migrations >= dispatcher.settings.max_migrations or not stream.movable:
             return False
-        others = dispatcher.admission.with_room(call.service, time.monotonic())
+        others = dispatcher.admission.with_capacity(call.service, time.monotonic())
         return any(other is not pod for other in others)
 
     problem: UpstreamError = UpstreamLost("the stream ended too early")
@@ -227,7 +276,7 @@ async def _next_piece(
     if data := connection.taken():
         return data
     until = time.monotonic() + dispatcher.settings.idle_timeout
-    return await dispatcher.patiently(connection.read, pod, until, begun=True, elsewhere=elsewhere)
+    return await dispatcher.wait_for(connection.read, pod, until, begun=True, elsewhere=elsewhere)
 
 
 async def _keep(call: Call, data: bytes) -> None:

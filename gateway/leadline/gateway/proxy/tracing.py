@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from leadline.gateway.errors import ConfigError
-from leadline.gateway.proxy.call import Call
+from leadline.gateway.request.context import Call
 
 __all__ = ["Tracing", "start_tracing"]
 

@@ -5,10 +5,10 @@
                                              position up to ours (batches known already are ignored)
     in between            XREAD BLOCK …:events from our position ─▶ index.batch
 
-Nothing that is lost stays lost: a gap in a pod's numbers, or a heartbeat that tells of a batch we have not
-seen though we have read the stream to its end, makes the index ask for that pod's snapshot, until one comes
-that is new enough. So trimming, flushing, failover and our own absence need no cases of their own, but one:
-a server whose stream ends before our position is another one, and is read from its beginning.
+Every loss is repaired: a gap in a pod's numbers, or a heartbeat that names a batch we have not seen though we
+have read the stream to its end, makes the index ask for that pod's snapshot, until one arrives that is new
+enough. So trimming, flushing, failover and our own absence need one special case only: a server whose stream
+ends before our position is another server, and is read from its beginning.
 
 Failures end the session; the next begins after a pause that doubles up to `max_backoff` and is drawn at
 random. Meanwhile routing goes on with what is known: reports stop counting after pods.STALE_REPORT, the index
@@ -26,13 +26,10 @@ from redis.exceptions import RedisError, ResponseError
 
 from leadline.gateway.index.service_index import ServiceIndex
 from leadline.gateway.index.stream import Outcome
-from leadline.gateway.sync.client import connect, redacted
+from leadline.gateway.redis_client import connect, redacted
 from leadline.gateway.sync.counts import SyncCounts
-from leadline.gateway.sync.find import FindPod
-from leadline.gateway.sync.heartbeats import Heartbeats
-from leadline.gateway.sync.snapshots import Snapshots
-from leadline.gateway.sync.stream_ids import START, order, text_of
-from leadline.gateway.sync.timing import SyncTiming
+from leadline.gateway.sync.heartbeats import FindPod, Heartbeats
+from leadline.gateway.sync.snapshots import START, Snapshots, SyncTiming, order, text_of
 from leadline.protocol.events import decode_batch
 from leadline.protocol.keys import ServiceKeys
 from leadline.protocol.load import LoadReport
@@ -75,7 +72,7 @@ class RedisSync:
         self._owners: dict[str, str] = {}
         """Pod id → the name that reported it last."""
         self._expected: dict[str, tuple[str, int]] = {}
-        """Pod id → (epoch, batch) that its last heartbeat told of, to be looked for in the stream."""
+        """Pod id → (epoch, batch) that its last heartbeat named, to be found in the stream."""
         self._snapshots = Snapshots(self._redis, keys, index, self._timing, self.counts)
         self._asked: dict[str, None] = {}
         """Epochs that batches named and no heartbeat did, once looked for."""
@@ -153,16 +150,16 @@ class RedisSync:
         elif order(end) < order(self._position):
             logger.warning("the event stream of %s begins anew", self.keys.events)
             self._position = START
-        news = self._heartbeats.read(fields, now, time.time())
-        for number, report in enumerate(news.reports):
+        changes = self._heartbeats.read(fields, now, time.time())
+        for number, report in enumerate(changes.reports):
             self._heartbeat(report, now)
             if number % 50 == 49:
                 await asyncio.sleep(0)
-        for name in news.silent:
+        for name in changes.silent:
             self._gone(name)
-        if news.dead:
+        if changes.dead:
             with contextlib.suppress(ResponseError):  # a replica, or a user that may only read
-                await self._redis.hdel(self.keys.pods, *news.dead)
+                await self._redis.hdel(self.keys.pods, *changes.dead)
         loaded_at = await self._snapshots.load(self._owners, now)
         if loaded_at is not None:
             await self._replay(loaded_at)
@@ -240,7 +237,8 @@ class RedisSync:
                 self._gaps = self._index.gaps
                 self._next_poll = 0.0
             elif outcome is Outcome.UNKNOWN_EPOCH and batch.epoch not in self._asked:
-                # A pod has begun a new life, or ended an old one: its heartbeat is there or a moment away.
+                # A pod has begun a new epoch, or ended an old one: its heartbeat is there or will come at
+                # once.
                 self._asked[batch.epoch] = None
                 self._next_poll = 0.0
                 self._eager_until = time.monotonic() + 1.0

@@ -8,18 +8,49 @@ import asyncio
 import logging
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from leadline.gateway.index.service_index import ServiceIndex
 from leadline.gateway.index.stream import Outcome
 from leadline.gateway.sync.counts import SyncCounts
-from leadline.gateway.sync.stream_ids import START, order
-from leadline.gateway.sync.timing import SyncTiming
 from leadline.protocol.events import CacheSnapshot, decode_snapshot
 from leadline.protocol.keys import ServiceKeys
 from leadline.protocol.wire import WireError
 
-__all__ = ["Snapshots"]
+__all__ = ["START", "Snapshots", "SyncTiming", "order", "text_of"]
+
+
+@dataclass(slots=True, frozen=True)
+class SyncTiming:
+    """Seconds, but for the count."""
+
+    poll_seconds: float = 0.5
+    eager_poll_seconds: float = 0.1
+    """For a second after batches of an unknown epoch: some pod has just begun a new epoch."""
+    timeout: float = 3.0
+    """Of one reply, beyond the time it is meant to block."""
+    max_backoff: float = 5.0
+    max_reload_backoff: float = 8.0
+    """Between two looks at the snapshot of a pod whose snapshot is not new enough."""
+    read_count: int = 500
+    """Stream entries a read."""
+
+
+START = "0-0"
+"""In front of every entry."""
+
+
+def text_of(stream_id: bytes | str) -> str:
+    return stream_id.decode() if isinstance(stream_id, bytes) else stream_id
+
+
+def order(stream_id: str) -> tuple[int, int]:
+    """Compares as the entries lie in the stream; the first number is Redis's clock, in milliseconds. Raises
+    ValueError for what is no id."""
+    milliseconds, _, number = stream_id.partition("-")
+    return int(milliseconds), int(number or 0)
+
 
 logger = logging.getLogger("leadline.gateway.sync")
 
@@ -39,7 +70,8 @@ class Snapshots:
         """Pod id → (when to look at its snapshot again, seconds to wait after that)."""
 
     def look_at_once(self, pod: str) -> None:
-        """It has begun a new life, or is gone: what was waited for is void."""
+        """Ask for the pod's snapshot at once: it has begun a new epoch, or is gone, and earlier waits are
+        void."""
         self._retries.pop(pod, None)
 
     async def load(self, reporters: Mapping[str, str], now: float) -> str | None:

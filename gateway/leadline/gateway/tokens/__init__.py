@@ -3,10 +3,8 @@
 service       TokenService: the prompts of one model's requests
 segments      where a text may be cut so that the parts tokenize as the whole does
 encoder       what the parts tokenize to: remembered, waited for, or found out in a thread
-prompt_memo   whole prompts of short chats that were asked before
-memo, words   parts of texts and words that were tokenized before
-chain_memo    hashes of blocks that an earlier prompt began with as well
-lru           the bounded cache under the memos
+memo          caches, bounded by bytes: parts of texts, prefix chains, whole prompts of short chats
+mode          TokenMode: exact, or by text and for which reason; its metric
 approximate   ApproximateTokens: the same interface over pieces of text, when there is no tokenizer
 parity        whether an engine arrives at the same token ids
 

@@ -1,9 +1,9 @@
 """Prefix matching without a tokenizer: hash chains over pieces of text in place of blocks of tokens.
 
-Room: gateway/tokens. For models whose tokenizer cannot be had, and for engines that publish no cache events.
-What a conversation's next turn begins with is what this turn's request was, byte for byte, so equal pieces in
-front mean equal tokens in front. Hashes made here mean nothing to an engine; the index learns them from the
-gateway's own routing. Use a `ServiceIndex` of its own for them:
+For models without a tokenizer, and for engines that publish no cache events. The next turn of a conversation
+begins with this turn's request, byte for byte, so equal pieces in front mean equal tokens in front. Hashes
+made here mean nothing to an engine; the index learns them from the gateway's own routing. Use a
+`ServiceIndex` of its own for them:
 
     index = ServiceIndex(speculative_ttl=600.0)
     index.routed(pod, prompt.chain, 0, now)                   # held=0 renews all guesses

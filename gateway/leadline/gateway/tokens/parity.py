@@ -1,7 +1,7 @@
 """Whether an engine tokenizes as this gateway does (row P21).
 
-Room: gateway/tokens. A gateway with another tokenizer or template than its engines routes by hashes that no
-pod has, and nothing fails: hits just never come. So the engine's own `POST /tokenize` is asked for a few
+A gateway with another tokenizer or template than its engines routes by hashes that no pod has, and nothing
+fails: there are just no hits. So the engine's own `POST /tokenize` is asked for a few
 prompts that exercise what tends to differ: special tokens, the template, white space, digits, scripts, tools.
 """
 

@@ -1,6 +1,6 @@
 """Where a text may be cut so that tokenizing the parts and joining the ids equals tokenizing the whole.
 
-Room: gateway/tokens. Owns the argument why a cut is safe; there are two kinds.
+Owns the argument why a cut is safe; there are two kinds.
 
 **In front of a special token.** The `tokenizers` library first searches the text for added tokens that are
 matched before normalization (leftmost first, the longest of those that start there, without overlap), and

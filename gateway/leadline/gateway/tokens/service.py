@@ -1,6 +1,6 @@
 """Token ids and prefix chain of every prompt of one model, without importing the engine.
 
-Room: gateway/tokens. Renders and tokenizes with `leadline.protocol.text`, as the engine does, and remembers
+Renders and tokenizes with `leadline.protocol.text`, as the engine does, and remembers
 short prompts, parts of texts (encoder.py, which has the threads too) and beginnings of chains.
 """
 
@@ -13,10 +13,8 @@ from typing import Protocol
 
 import msgspec
 
-from leadline.gateway.tokens.chain_memo import ChainMemo, root_of
 from leadline.gateway.tokens.encoder import INLINE_CHARACTERS, SegmentEncoder
-from leadline.gateway.tokens.memo import Segment
-from leadline.gateway.tokens.prompt_memo import PromptMemo
+from leadline.gateway.tokens.memo import ChainMemo, PromptMemo, Segment, root_of
 from leadline.gateway.tokens.segments import Segmenter, special_affixes
 from leadline.protocol.chain import ChainNamespace
 from leadline.protocol.openai.chat import ChatCompletionRequest

@@ -1,10 +1,14 @@
 """Errors as HTTP answers in the shape of each API, and the errors that a server itself gives."""
 
-from leadline.protocol.errors import RequestError, error_body
+from leadline.protocol.anthropic import errors as anthropic
+from leadline.protocol.errors import RequestError, encode_error
 
-__all__ = ["InternalError", "ShuttingDown", "answer_to"]
+__all__ = ["InternalError", "ShuttingDown", "answer_to", "error_body"]
 
 Headers = list[tuple[bytes, bytes]]
+
+_MESSAGES = "/v1/messages"
+"""The path of Anthropic's API."""
 
 
 class InternalError(RequestError):
@@ -49,3 +53,20 @@ def answer_to(
         request_id=None if request_id is None else request_id.decode("ascii"),
     )
     return status, headers, body
+
+
+def error_body(
+    path: str,
+    status: int,
+    message: str,
+    *,
+    type: str = "invalid_request_error",
+    param: str | None = None,
+    code: str | int | None = None,
+    request_id: str | None = None,
+) -> tuple[int, bytes]:
+    """Return the status and the body of an error on `path`, in the shape of that path's API."""
+    if path.startswith(_MESSAGES) and path[len(_MESSAGES) :][:1] in ("", "/"):
+        status = anthropic.status_of(status, code)
+        return status, anthropic.encode_error(status, message, request_id)
+    return status, encode_error(message, type=type, param=param, code=code)

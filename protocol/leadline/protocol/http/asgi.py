@@ -16,8 +16,7 @@ from typing import Any
 from leadline.protocol.errors import RequestError
 from leadline.protocol.http.answers import InternalError, ShuttingDown, answer_to
 from leadline.protocol.http.exchange import ClientGone, Exchange
-from leadline.protocol.http.head import authorization_of
-from leadline.protocol.http.request_id import NAME, request_id
+from leadline.protocol.http.headers import NAME, authorization_of, request_id
 
 __all__ = ["EXCHANGE", "Receive", "Scope", "Send", "serve_asgi"]
 

@@ -17,17 +17,23 @@ a small request costs.
 import asyncio
 import http
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Protocol
 from urllib.parse import unquote_to_bytes
 
 import httptools
 
 from leadline.protocol.errors import RequestError
 
-if TYPE_CHECKING:
-    from leadline.protocol.http.request_reader import RequestReader
-
-__all__ = ["BodyTooLarge", "ClientGone", "Exchange", "SlowRequest", "path_of", "too_large", "whole_answer"]
+__all__ = [
+    "BodyTooLarge",
+    "ClientConnection",
+    "ClientGone",
+    "Exchange",
+    "SlowRequest",
+    "path_of",
+    "too_large",
+    "whole_answer",
+]
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -71,6 +77,30 @@ class ClientGone(Exception):
     """The client left before its request was complete."""
 
 
+class ClientConnection(Protocol):
+    """What an exchange needs of the connection that it came by."""
+
+    client: str | None
+    """The address of the client."""
+    write_paused: bool
+    """The client reads its answers slower than they come."""
+
+    def send(self, data: bytes) -> None:
+        """Write bytes; without effect when the client has left."""
+
+    async def drained(self) -> None:
+        """Wait until the client has read some of what was written, or has left."""
+
+    def drop(self) -> None:
+        """Abort the connection: what was sent cannot be completed."""
+
+    def wanted(self) -> None:
+        """Read on: a handler waits for the rest of a body."""
+
+    def answered(self, exchange: "Exchange") -> None:
+        """Go on with the next request: the whole answer was written."""
+
+
 class Exchange:
     """One request and its answer. Lives on the event loop of its connection."""
 
@@ -100,7 +130,7 @@ class Exchange:
 
     def __init__(
         self,
-        connection: "RequestReader",
+        connection: ClientConnection,
         method: bytes,
         target: bytes,
         headers: Headers,

@@ -1,38 +1,308 @@
-"""HTTP/1.1 from clients: what uvicorn runs on each connection in place of its own protocol.
+"""HTTP/1.1 from clients: the protocol class that uvicorn runs on each connection in place of its own.
 
-uvicorn keeps the sockets, the lifespan and the shutdown; between a client's bytes and a
-handler stands this class alone, because an ASGI server's messages, events and scopes cost a small request as
-much as routing it does.
+uvicorn keeps the sockets, the lifespan and the shutdown. Between a client's bytes and a handler there is only
+this class, because the messages, events and scopes of an ASGI server cost a small request as much as routing.
 
-    bytes ─▶ RequestReader ─▶ Exchange ─▶ app.respond(exchange) as a task ─▶ the next one of the connection
-                                  ▲                 │
-                                  └── connection lost: its task is cancelled (P9)
+    bytes ─▶ ClientSocket ─▶ RequestReader ─▶ Exchange ─▶ app.respond(exchange) as a task ─▶ the next request
+                                                  ▲                 │
+                                                  └── connection lost: its task is cancelled (P9)
 
-Requests of one connection are answered one after the other. Of a client that pipelines one waiting request is
-parsed, and a bounded rest is kept; one that does not read its answers gets no more than its socket holds.
-What clients must hold to: `request_timeout` from the first byte of a request to its last (408),
-`max_header_bytes` (431), `keep_alive` seconds between requests, and some bytes read every `write_timeout`
-seconds while an answer waits to be sent (else the connection is broken off, which frees the pod). After an
-answer that came before the request was complete the rest is read and thrown away for a moment, since closing
-at once would make the client's system drop the answer.
+The requests of one connection are answered one after the other. Of a client that pipelines, one waiting
+request is parsed and a bounded rest is kept; a client that does not read its answers gets no more than its
+socket holds. Limits: `request_timeout` from the first byte of a request to its last (408), `max_header_bytes`
+(431), `keep_alive` seconds between requests, and some bytes read every `write_timeout` seconds while an
+answer waits to be sent (else the connection is aborted, which frees the pod). After an answer that came
+before its request was complete, the rest is read and dropped for a moment: closing at once would make the
+client's system drop the answer.
 """
 
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Protocol
+
+import httptools
 
 from leadline.protocol.errors import RequestError
 from leadline.protocol.http.answers import InternalError, answer_to
 from leadline.protocol.http.cors import answer_preflight, mark_allowed
 from leadline.protocol.http.deadlines import Deadlines
-from leadline.protocol.http.exchange import Exchange, SlowRequest, whole_answer
-from leadline.protocol.http.request_reader import RequestReader
+from leadline.protocol.http.exchange import Exchange, SlowRequest, path_of, whole_answer
 from leadline.protocol.http.settings import HttpSettings
+from leadline.protocol.listening import plain_address
 
 __all__ = ["HttpApp", "ServerProtocol"]
+
+
+class ClientSocket(asyncio.Protocol):
+    """The bytes of a client's connection, read and written no faster than the other side can follow."""
+
+    __slots__ = ("_drain", "_reading_paused", "_transport", "client", "write_paused")
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        """None before the connection and after it."""
+        self.client: str | None = None
+        """The address of the other side."""
+        self._reading_paused = False
+        self.write_paused = False
+        """The client reads its answers slower than they come."""
+        self._drain: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        peer = transport.get_extra_info("peername")
+        self.client = plain_address(peer[0]) if isinstance(peer, tuple) else None
+
+    def eof_received(self) -> bool:
+        """A client that sends no more counts as one that has left."""
+        return False
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        drain, self._drain = self._drain, None
+        if drain is not None and not drain.done():
+            drain.set_result(None)
+
+    def send(self, data: bytes) -> None:
+        """Nothing happens when the client is gone."""
+        transport = self._transport
+        if transport is not None:
+            transport.write(data)
+
+    async def drained(self) -> None:
+        """Wait until the client has read some of what was written, or is gone."""
+        while self.write_paused:
+            if self._drain is None:
+                self._drain = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._drain)
+
+    def drop(self) -> None:
+        """Break the connection off: what was sent cannot be made whole."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _pause_reading(self) -> None:
+        if not self._reading_paused and self._transport is not None:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._reading_paused and self._transport is not None:
+            self._reading_paused = False
+            self._transport.resume_reading()
+
+
+_HIGH_WATER = 256 << 10
+"""Bytes buffered without a reader (of a body, or behind a waiting request) before reading is paused."""
+_UPGRADE = frozenset((b"connection", b"upgrade", b"http2-settings"))
+
+
+class _HeadTooLong(RequestError):
+    status = 431
+
+
+class _BadRequest(RequestError):
+    status = 400
+
+
+class RequestReader(ClientSocket, ABC):
+    """Parses requests, each an Exchange from its head on. Refuses what is not HTTP, and heads that are too
+    long. The subclass answers the requests."""
+
+    __slots__ = (
+        "_discard_input",
+        "_ending",
+        "_head_read",
+        "_header_bytes",
+        "_headers",
+        "_held",
+        "_incoming",
+        "_last",
+        "_open",
+        "_parser",
+        "_settings",
+        "_url",
+        "_used",
+    )
+
+    def __init__(self, settings: HttpSettings) -> None:
+        super().__init__()
+        self._settings = settings
+        self._parser = httptools.HttpRequestParser(self)
+        # A client may send more behind a request that says "close": it is ignored, the request is answered.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._header_bytes = 0
+        """Of the present request's header lines."""
+        self._head_read = 0
+        """Bytes of a head that goes on: a line that does not end reaches no callback."""
+        self._held: bytearray | None = None
+        """While a request waits behind the running one: the bytes behind it. They are read, because only a
+        read shows that a client has left, but not parsed."""
+        self._open = False
+        """Of a request some bytes have come, and some are missing."""
+        self._incoming: Exchange | None = None
+        """The request whose body is being read."""
+        self._discard_input = False
+        """Ignore further input: the connection is closing."""
+        self._last = False
+        """No request is taken behind those that have come."""
+        self._used = False
+        """A request has come."""
+        self._ending = False
+        """The server stops; the next request is the last one."""
+
+    # For exchanges
+
+    @abstractmethod
+    def wanted(self) -> None:
+        """A handler waits for the rest of a body."""
+
+    @abstractmethod
+    def answered(self, exchange: Exchange) -> None:
+        """The whole answer was written."""
+
+    # Of the half that answers
+
+    @abstractmethod
+    def _unfinished(self) -> None:
+        """Bytes came, and a request is in part here."""
+
+    @abstractmethod
+    def _arrived(self, exchange: Exchange | None) -> None:
+        """The last byte of a request came; None of one that is not taken."""
+
+    @abstractmethod
+    def _refused(self, fault: RequestError) -> None:
+        """What came is no request, and nothing behind it can be one."""
+
+    # asyncio.Protocol
+
+    def data_received(self, data: bytes) -> None:
+        if self._discard_input:
+            return
+        if self._held is not None:
+            self._held += data
+            if len(self._held) > _HIGH_WATER:
+                self._pause_reading()
+            return
+        head = self._headers if self._open and self._incoming is None else None
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._refuse(error)
+            return
+        if self._open:
+            if self._incoming is None and self._headers is head:  # all of it belongs to one head
+                self._head_read += len(data)
+            if self._head_read > self._settings.max_header_bytes:
+                self._refuse(ValueError("headers are too long"))
+            else:
+                self._unfinished()
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        self._open = True
+        self._url = b""
+        self._headers = []
+        self._header_bytes = self._head_read = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value) + 4
+        if self._header_bytes > self._settings.max_header_bytes:
+            raise ValueError("headers are too long")
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        if self._last or parser.should_upgrade():
+            return
+        modern = parser.get_http_version() == "1.1"
+        expects = False
+        for name, value in self._headers:
+            if name == b"expect":
+                expects = value.lower() == b"100-continue"
+        keep_alive = modern and parser.should_keep_alive() and not self._ending
+        self._used = True
+        self._last = not keep_alive
+        self._incoming = Exchange(
+            self,
+            parser.get_method(),
+            self._url,
+            self._headers,
+            keep_alive=keep_alive,
+            modern=modern,
+            expects=expects,
+        )
+        self._headers = []  # what comes now are trailers, which are no headers
+
+    def on_body(self, data: bytes) -> None:
+        exchange = self._incoming
+        if exchange is not None and not exchange.finished and exchange.received(data) > _HIGH_WATER:
+            self._pause_reading()
+
+    def on_message_complete(self) -> None:
+        self._open = False
+        exchange, self._incoming = self._incoming, None
+        if exchange is not None:
+            exchange.received_all()
+        self._arrived(exchange)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def _path(self) -> str:
+        """Of the request whose head is being read, as far as it has come; empty where nothing has."""
+        return path_of(self._url) if self._url else ""
+
+    def _hold(self) -> None:
+        """Parse no further until `_release`."""
+        if self._held is None:
+            self._held = bytearray()
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        self._resume_reading()
+        if held:
+            self.data_received(bytes(held))
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """No other protocol is spoken here, which a server says by ignoring the request for one (RFC 9110
+        section 7.8). The parser takes no body behind one: it gets the same request without it."""
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(ValueError("CONNECT is for proxies"))
+            return
+        lines = [b"%s %s HTTP/1.1" % (method, self._url)]
+        lines += [b"%s: %s" % pair for pair in self._headers if pair[0] not in _UPGRADE]
+        self._parser = httptools.HttpRequestParser(self)
+        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+
+    def _refuse(self, error: Exception) -> None:
+        """What came is not HTTP, or too much of it."""
+        if max(self._header_bytes, self._head_read) > self._settings.max_header_bytes:
+            fault: RequestError = _HeadTooLong(
+                f"the headers are longer than the limit of {self._settings.max_header_bytes} bytes",
+                code="headers_too_large",
+            )
+        else:
+            fault = _BadRequest(f"this is not a valid HTTP request: {error}", code="invalid_http")
+        self._refused(fault)
+
 
 _LINGER = 3.0
 """Seconds for which the rest of a request that was answered already is thrown away."""
@@ -121,7 +391,7 @@ class ServerProtocol(RequestReader):
         self._state.connections.discard(self)
         self._deadlines.forget(self)
         self._transport = self._incoming = None
-        self._deaf = True
+        self._discard_input = True
         self._waiting.clear()
         self.resume_writing()
         exchange, task = self._exchange, self._task
@@ -168,7 +438,7 @@ class ServerProtocol(RequestReader):
             self._hold()
 
     def _refused(self, fault: RequestError) -> None:
-        self._deaf = True
+        self._discard_input = True
         if self._incoming is not None:
             self._incoming.failed(fault)
             self._next()
@@ -188,7 +458,7 @@ class ServerProtocol(RequestReader):
         self._exchange = self._task = None
         if not exchange.keep_alive:
             self._last = True
-            if exchange.complete and not self._deaf:
+            if exchange.complete and not self._discard_input:
                 self._close()
             else:
                 self._linger()
@@ -202,7 +472,12 @@ class ServerProtocol(RequestReader):
     def shutdown(self) -> None:
         """The server stops: close at once, behind the answers to what has come, or behind what must be on its
         way."""
-        if self._exchange is None and not self._waiting and (self._open or not self._used) and not self._deaf:
+        if (
+            self._exchange is None
+            and not self._waiting
+            and (self._open or not self._used)
+            and not self._discard_input
+        ):
             self._ending = True
             if self._incoming is None:
                 self._deadlines.set(self, time.monotonic() + _GRACE)
@@ -286,7 +561,7 @@ class ServerProtocol(RequestReader):
 
     def _give_up(self, fault: RequestError) -> None:
         """Answer what never became a request, and close. Answers in front of it are given first."""
-        self._deaf = True
+        self._discard_input = True
         self._timed = False
         if not self._close_behind():
             self.send(whole_answer(*answer_to(fault, self._path), close=True))
@@ -305,7 +580,7 @@ class ServerProtocol(RequestReader):
         """Say that no answer follows, and throw away what still comes: a socket that is closed with bytes
         unread takes the answers back that its client has not read yet."""
         if self._transport is not None:
-            if self._deaf and self._transport.can_write_eof():
+            if self._discard_input and self._transport.can_write_eof():
                 self._transport.write_eof()
             self._lingering = True
             self._deadlines.set(self, time.monotonic() + _LINGER)

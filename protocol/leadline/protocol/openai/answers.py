@@ -1,8 +1,8 @@
 """Answers of both completion endpoints, whole and as streaming chunks.
 
 OpenAI's own fields are always present (null where empty), as its clients expect; our extensions are absent
-unless they say something; whole answers have vLLM's as nulls too. JSON knows no infinity: whoever fills in a
-log probability clamps it to LOGPROB_FLOOR.
+unless they say something; whole answers have vLLM's as nulls too. JSON knows no infinity: code that fills in
+a log probability clamps it to LOGPROB_FLOOR.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Requests of `POST /v1/chat/completions`.
 
-Field names and meanings follow OpenAI's API reference. Messages are told apart by their role, so that wrong
+Field names and meanings follow OpenAI's API reference. The role decides the type of a message, so that wrong
 fields are reported where they are: `$.messages[2].tool_call_id`.
 """
 

@@ -154,7 +154,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     """Write tokens of log probabilities as `token_id:123`."""
     queue_timeout: Annotated[float, Meta(ge=0)] | None = None
-    """Seconds the request may wait for admission; then 503. 0: served only if there is room at once."""
+    """Seconds the request may wait for admission; then 503. 0: served only if there is capacity at once."""
     deadline: Annotated[float, Meta(gt=0)] | None = None
     """Seconds from now by which the answer must be complete; then 504."""
     resume_token_ids: list[TokenId] | None = None

@@ -201,7 +201,7 @@ class ResponseFailed(ResponseEvent, tag="response.failed", kw_only=True):
 
 
 class ResponseErrorEvent(ResponseEvent, tag="error", kw_only=True):
-    """The stream cannot go on, and nobody knows the response any more."""
+    """The stream cannot go on, and the response is lost."""
 
     code: str | None
     message: str

@@ -1,7 +1,7 @@
-"""What of a request body becomes prompt, and its token ids.
+"""The prompts of a request body, and their token ids.
 
-The one place that knows: the engine builds its prompts with it, and so does the gateway, which must arrive at
-the same ids to name the same blocks. A request has one prompt, or several (`prompt` as a list); each is a
+The engine builds its prompts here, and so does the gateway, which must get the same ids to name the same
+blocks. A request has one prompt, or several (`prompt` as a list); each is a
 text or token ids, followed by the output that another pod already sent for it (`resume_token_ids`).
 
     chat            template over messages and tools         special tokens are the template's business

@@ -9,7 +9,7 @@ tokens   a format's markup in a model's tokens, for the engine core
 A new format is a `ReasoningParser`, if none fits, and a row in FORMATS.
 """
 
-from leadline.engine.core.thought import Thought
+from leadline.engine.core.sequence import Thought
 from leadline.engine.frontend.reasoning.formats import FORMATS, Begins, ReasoningFormat, detect_format
 from leadline.engine.frontend.reasoning.parser import Field, OutputParser, ReasoningParser
 from leadline.engine.frontend.reasoning.tokens import ModelReasoning, thought_spec

@@ -186,7 +186,7 @@ class CallGrammar:
     # Whole grammars
 
     def instead(self, write: Callable[[CallGrammar], str]) -> str:
-        """Rules of `calls`: calls and nothing else. `write` is the format's."""
+        """Return rules of `calls`: only calls. `write` is the format's."""
         call = write(self)
         return "\n".join([f"calls: call {self.more('call', GAP)}", f"call: {call}", *self._rules, ""])
 

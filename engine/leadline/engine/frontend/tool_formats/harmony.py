@@ -5,7 +5,7 @@
 
 The header names the recipient behind the channel or behind the role. OpenAI's guide allows both; the model
 writes the first. Its prompt ends with `<|start|>assistant`, so an output may begin with the recipient.
-Only messages to functions are read here; channels are told apart by the parser of reasoning.
+Only messages to functions are read here; the parser of reasoning distinguishes the channels.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def convert(text: str, notation: Notation) -> str | None:
 
 
 class _ValueParser(CallParser):
-    """Reads a text that is one value and nothing else."""
+    """Reads a text that is exactly one value."""
 
     def __init__(self, notation: Notation) -> None:
         super().__init__()

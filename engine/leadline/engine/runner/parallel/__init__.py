@@ -6,10 +6,6 @@
 
     codec.py      StepPlan ⇄ bytes: what a rank needs to know of a step, and nothing more
     ring.py       those bytes in shared memory, and a socket a rank to say that they are there
-    group.py      the collectives: gloo on CPU, NCCL on CUDA
-    fabric.py     sums over memory that all GPUs of a host can address, where there is such memory
-    exchange.py   large sums by copies, beside products, where asked to
-    triton_join.py    the kernels of both
     messages.py   what leader and worker say to each other at the start and at the end
     ranks.py      the worker processes: start, watch, explain their death, stop
     leader.py     ParallelRunner, which the engine core sees as any other runner

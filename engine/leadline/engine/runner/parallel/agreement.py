@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from leadline.engine.core.plan import StepHandle
-from leadline.engine.runner.parallel.group import RankGroup
+from leadline.engine.runner.collectives.group import RankGroup
 
 __all__ = ["checksums"]
 

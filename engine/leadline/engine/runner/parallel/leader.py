@@ -10,21 +10,21 @@ import torch
 
 from leadline.engine.config import EngineConfig
 from leadline.engine.core.plan import StepHandle, StepPlan, StepResult
-from leadline.engine.cores import usable_cores
 from leadline.engine.errors import ConfigError, EngineDead
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.config import ModelConfig
 from leadline.engine.models.parallel import check_split, split_heads
-from leadline.engine.progress import ReportStage, no_report
-from leadline.engine.runner.build import build_shard, resolve_context, resolve_device
+from leadline.engine.runner.collectives.group import RankGroup, device_of, ranks_share_a_gpu
 from leadline.engine.runner.memory import oom_message
 from leadline.engine.runner.model_runner import ModelRunner
 from leadline.engine.runner.parallel.agreement import checksums
 from leadline.engine.runner.parallel.codec import PlanEncoder
-from leadline.engine.runner.parallel.group import RankGroup, device_of, ranks_share_a_gpu
 from leadline.engine.runner.parallel.messages import Setup
 from leadline.engine.runner.parallel.ranks import Ranks
 from leadline.engine.runner.parallel.ring import PlanWriter, frame_bytes, unnamed_file
+from leadline.engine.runner.shard import build_shard, resolve_context, resolve_device
+from leadline.engine.system.cpu_limit import usable_cores
+from leadline.engine.system.progress import ReportStage, no_report
 
 __all__ = ["ParallelRunner", "build_parallel_runner"]
 

@@ -41,7 +41,8 @@ class Loaded(msgspec.Struct, tag=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """Last words: a class name of `errors` (or another one, if nobody foresaw it) and the message."""
+    """The last message of a worker that failed: a class name of `errors` (or another, if unforeseen), and its
+    text."""
 
     kind: str
     message: str

@@ -37,12 +37,12 @@ __all__ = ["Ranks"]
 logger = logging.getLogger("leadline.engine.runner")
 
 _CAUSE_SECONDS = 2.0
-"""How long a failed collective waits for the news of whose death made it fail."""
+"""How long a failed collective waits to learn which rank's death made it fail."""
 _COLLECTIVE_FAILURES = ("RuntimeError", "DistBackendError", "DistNetworkError")
 """What a rank dies of when another one has: not what to report, if there is anything else."""
 _STUCK_SECONDS = 10.0
 _LEAVE_SECONDS = 3.0
-"""Less than the patience that the API process has with the core."""
+"""Less than the time that the API process waits for the core to stop."""
 _WORKER = "leadline.engine.runner.parallel.worker"
 
 

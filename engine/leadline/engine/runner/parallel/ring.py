@@ -7,7 +7,7 @@
     the ring is full, so a step costs one small write a worker and no wait.
 
 The memory is an unnamed file whose descriptor workers inherit. Sockets (SOCK_SEQPACKET, one pair a worker)
-order memory accesses and put idle workers to sleep; nobody spins.
+order memory accesses and put idle workers to sleep; none spins.
 
 A frame holds any step that uses neither penalties nor masks and whose new sequences' block tables are not
 enormous. What is longer goes in pieces through the same ring.

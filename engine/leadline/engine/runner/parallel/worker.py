@@ -22,14 +22,14 @@ import torch
 
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.config import load_model_config
-from leadline.engine.numa import bind_process
-from leadline.engine.runner.build import build_shard
+from leadline.engine.runner.collectives.group import RankGroup, device_of
 from leadline.engine.runner.memory import oom_message
 from leadline.engine.runner.parallel.agreement import checksums
 from leadline.engine.runner.parallel.codec import PlanDecoder
-from leadline.engine.runner.parallel.group import RankGroup, device_of
 from leadline.engine.runner.parallel.messages import Failed, Hello, Loaded, Setup, decode_setup, encode
 from leadline.engine.runner.parallel.ring import PlanReader
+from leadline.engine.runner.shard import build_shard
+from leadline.engine.system.numa import bind_process
 
 __all__ = ["main"]
 
