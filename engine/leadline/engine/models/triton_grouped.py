@@ -13,17 +13,30 @@ w = (q - z) * s in the activations' type, rounded once, as the reference dequant
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-if TYPE_CHECKING:
-    from leadline.engine.models.grouped import GroupedWeight
-
 __all__ = ["gemv", "gemv_kernel", "product", "product_kernel", "unpack", "unpack_kernel"]
+
+
+class Grouped(Protocol):
+    """The attributes of `grouped.GroupedWeight` that the kernels read."""
+
+    kind: int
+    rows: int
+    columns: int
+    half: int
+    group: int
+    values: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    row_scale: torch.Tensor | None
+    order: torch.Tensor | None
+
 
 _INT4 = tl.constexpr(0)
 _FP4 = tl.constexpr(1)
@@ -202,7 +215,7 @@ def gemv_kernel(
 
 def gemv(
     x: torch.Tensor,
-    weight: GroupedWeight,
+    weight: Grouped,
     *,
     norm: tuple[torch.Tensor, float] | None = None,
     gated: bool = False,
@@ -415,9 +428,7 @@ def product_kernel(
     tl.store(out + place, total.to(dtype), mask=mask)
 
 
-def product(
-    x: torch.Tensor, weight: GroupedWeight, cut: tuple[int, int, int, int] | None = None
-) -> torch.Tensor:
+def product(x: torch.Tensor, weight: Grouped, cut: tuple[int, int, int, int] | None = None) -> torch.Tensor:
     """x [T, columns], whose rows are contiguous, times the weight → [T, rows]. cut: (outputs and rows of x a
     program, stages, warps)."""
     rows = x.shape[0]
@@ -491,7 +502,7 @@ def unpack_kernel(
     tl.store(at + HALF, high.to(out.dtype.element_ty), mask=live)
 
 
-def unpack(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
+def unpack(weight: Grouped, dtype: torch.dtype) -> torch.Tensor:
     """The weight [rows, columns] in `dtype`, its columns as they lie there."""
     out = torch.empty((weight.rows, weight.columns), dtype=dtype, device=weight.values.device)
     outs = 16

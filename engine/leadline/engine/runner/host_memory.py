@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from leadline.engine.cgroups import MEMBERSHIP, ROOT, cgroup_folders
 from leadline.engine.errors import OutOfMemory
+from leadline.engine.system.cgroups import MEMBERSHIP, ROOT, cgroup_folders
 
 __all__ = ["lazy_zeros", "memory_limit"]
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from leadline.engine.cgroups import MEMBERSHIP, ROOT, cgroup_folders
+from leadline.engine.system.cgroups import MEMBERSHIP, ROOT, cgroup_folders
 
 __all__ = ["cpu_quota", "usable_cores"]
 
