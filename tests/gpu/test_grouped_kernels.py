@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from quantized_checkpoints import awq, gptq, quantize
-from tiny_checkpoints import causal_attend
+from tiny_checkpoints import attend_whole
 
 from gpu_models import QUANTIZED, SHAPES, write_model, write_weights
 from leadline.engine import LLM, SamplingParams
@@ -173,7 +173,7 @@ def test_an_engine_answers_as_one_with_the_unpacked_weights(
 @torch.inference_mode()
 def logits_on_gpu(model, ids: torch.Tensor) -> torch.Tensor:
     positions = torch.arange(len(ids), device=CUDA)
-    return model.compute_logits(model.forward(ids.to(CUDA), positions, causal_attend)).float()
+    return model.compute_logits(model.forward(ids.to(CUDA), positions, attend_whole(model))).float()
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,12 @@ class AttentionCase:
         backend.begin(self.batch)
         return backend.forward(self.q, self.k, self.v, k_cache, v_cache, self.window)
 
-    def changed(self, *, window: int | None = None, softcap: float | None = None) -> AttentionCase:
+    def changed(
+        self, *, window: int | None = None, softcap: float | None = None, unseen: float = torch.nan
+    ) -> AttentionCase:
         """The same step of a layer with a window, of a model that has layers without one too; of a model that
-        caps its logits. Keys that no query of the step sees are NaN: no two rows may share a block."""
+        caps its logits. Keys and values that no query of the step sees are `unseen`: no two rows may share a
+        block."""
         spec = replace(self.spec, windows=(None, window, 7), softcap=softcap)
         starts, tables, size = self.batch.cu_q.tolist(), self.batch.block_tables, spec.block_size
         expected, caches = [], (self.k_cache.clone(), self.v_cache.clone())
@@ -62,7 +65,7 @@ class AttentionCase:
             for position in range(reach[row]):
                 page = int(tables[row, position // size])
                 for cache in caches:
-                    cache[page, position % size] = torch.nan
+                    cache[page, position % size] = unseen
         return replace(
             self, spec=spec, expected=torch.cat(expected), window=window, k_cache=caches[0], v_cache=caches[1]
         )

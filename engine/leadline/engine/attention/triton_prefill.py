@@ -246,13 +246,13 @@ def prefill_kernel(
         tl.store(out_at, (acc / weight[:, None]).to(out.dtype.element_ty), mask=q_mask)
     else:
         lanes = tl.arange(0, QUERIES)
-        first = (item.to(tl.int64) * HEADS + head) * SPLITS
+        place = (item.to(tl.int64) * HEADS + head) * SPLITS
         inner = lanes[:, None] * HEAD_DIM + dims[None, :]
         dim_mask = (dims < HEAD_DIM)[None, :] & (lanes >= 0)[:, None]
         result = acc / tl.where(weight > 0.0, weight, 1.0)[:, None]
-        tl.store(part_out + (first + part) * (QUERIES * HEAD_DIM) + inner, result, mask=dim_mask)
+        tl.store(part_out + (place + part) * (QUERIES * HEAD_DIM) + inner, result, mask=dim_mask)
         lse = tl.where(weight > 0.0, peak + tl.log2(weight), float("-inf"))
-        tl.store(part_lse + (first + part) * QUERIES + lanes, lse)
+        tl.store(part_lse + (place + part) * QUERIES + lanes, lse)
         # All threads' partial stores come before the release of the one atomic (barrier, then acq_rel).
         tl.debug_barrier()
         counter = arrived + item * HEADS + head
@@ -260,17 +260,17 @@ def prefill_kernel(
             tl.store(counter, 0)
             top = tl.full([QUERIES], float("-inf"), tl.float32)
             for other in range(parts):
-                lse = tl.load(part_lse + (first + other) * QUERIES + lanes, cache_modifier=".cg")
+                lse = tl.load(part_lse + (place + other) * QUERIES + lanes, cache_modifier=".cg")
                 top = tl.maximum(top, lse)
             # Queries past the row's end saw no key at all.
             top = tl.maximum(top, -1e30)
             weight = tl.zeros([QUERIES], tl.float32)
             acc = tl.zeros([QUERIES, DIM_TILE], tl.float32)
             for other in range(parts):
-                lse = tl.load(part_lse + (first + other) * QUERIES + lanes, cache_modifier=".cg")
+                lse = tl.load(part_lse + (place + other) * QUERIES + lanes, cache_modifier=".cg")
                 share = tl.exp2(lse - top)
                 value = tl.load(
-                    part_out + (first + other) * (QUERIES * HEAD_DIM) + inner,
+                    part_out + (place + other) * (QUERIES * HEAD_DIM) + inner,
                     mask=dim_mask,
                     other=0.0,
                     cache_modifier=".cg",
