@@ -46,6 +46,11 @@ def run(args: argparse.Namespace) -> int:
     config = load_model_config(folder)
     if args.tp > config.num_heads:
         raise ConfigError(f"--tp {args.tp} is more than the model's {config.num_heads} attention heads")
+    if args.quantization and config.quantized is not None:
+        raise ConfigError(
+            "--quantization is for checkpoints that are not quantized; this one is "
+            f"({config.quantized.method})"
+        )
     length = args.max_model_len or config.max_model_len
     options = {"fp8_weights": args.quantization == "fp8", "fp8_kv": args.kv_cache_dtype == "fp8"}
 
@@ -59,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         "model": args.model,
         "architecture": config.architecture,
         "dtype": config.dtype,
+        "quantized": None if config.quantized is None else config.quantized.method,
         "tensor_parallel": args.tp,
         "max_model_len": length,
         **asdict(size),
@@ -71,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(report, indent=2))
     else:
-        print("\n".join(_lines(report, _advice(args.tp, config.num_heads, length, tokens, tokens_on))))
+        heads, plain = config.num_heads, config.quantized is None
+        print("\n".join(_lines(report, _advice(args.tp, heads, length, tokens, tokens_on, plain))))
     return 0 if tokens >= length else 1
 
 
@@ -93,8 +100,9 @@ def _memory(gpu: str) -> int:
 
 def _lines(report: dict[str, Any], advice: str | None) -> list[str]:
     share = " on each GPU" if report["tensor_parallel"] > 1 else ""
+    form = f"{report['dtype']}, quantized ({report['quantized']})" if report["quantized"] else report["dtype"]
     lines = [
-        f"{report['architecture']}, {report['parameters'] / 1e9:,.2f} B parameters, {report['dtype']}",
+        f"{report['architecture']}, {report['parameters'] / 1e9:,.2f} B parameters, {form}",
         f"weights             {_gib(report['weights'])}{share}",
         f"KV cache            {report['kv_per_token'] / 1024:8.1f} KiB a token{share}",
         f"largest step        {_gib(report['step'])}{share}, with CUDA's own memory (an estimate)",
@@ -111,15 +119,15 @@ def _lines(report: dict[str, Any], advice: str | None) -> list[str]:
     return lines if advice is None else [*lines, advice]
 
 
-def _advice(ranks: int, heads: int, length: int, tokens: int, tokens_on: Any) -> str | None:
-    """What would make the model fit, if it does not."""
+def _advice(ranks: int, heads: int, length: int, tokens: int, tokens_on: Any, plain: bool) -> str | None:
+    """What would make the model fit, if it does not. `plain`: its weights are not quantized."""
     if tokens >= length:
         return None
     ways = []
     more = next((n for n in range(ranks + 1, min(heads, _MOST_RANKS) + 1) if tokens_on(n) >= length), None)
     if more is not None:
         ways.append(f"--tp {more}")
-    if tokens_on(ranks, fp8_weights=True) >= length:
+    if plain and tokens_on(ranks, fp8_weights=True) >= length:
         ways.append("--quantization fp8")
     if tokens_on(ranks, fp8_kv=True) >= length:
         ways.append("--kv-cache-dtype fp8")

@@ -20,9 +20,8 @@ import torch
 from leadline.engine.errors import ConfigError
 from leadline.engine.models.decoder import Decoder
 from leadline.engine.models.fp8 import has_fp8
-from leadline.engine.models.grouped import can_group
 from leadline.engine.models.layers import ColumnLinear, Form, RowLinear
-from leadline.engine.models.quantized_config import StoredAs
+from leadline.engine.models.quantized_config import StoredAs, can_group
 
 __all__ = ["allocate_matrices"]
 
@@ -61,12 +60,12 @@ def _form(
     name: str,
 ) -> Form | StoredAs:
     first, shape = stored[0], linear.weight.shape
-    if quantization is not None and device.type == "cuda" and any(size % 16 for size in shape):
+    if quantization is not None and _is_gpu(device) and any(size % 16 for size in shape):
         raise ConfigError(
             "quantization 'fp8' needs projections whose widths are multiples of 16; one here is "
             f"{shape[1]} to {shape[0]}"
         )
-    if first is None or any(other != first for other in stored) or device.type != "cuda":
+    if first is None or any(other != first for other in stored) or not _is_gpu(device):
         return _plain_form(device, quantization)
     if _are_fp8_rows(stored):
         fits = _multiplies_fp8(device, linear.dtype) and not any(size % 16 for size in shape)
@@ -86,7 +85,7 @@ def _check_groups(linear: ColumnLinear | RowLinear, stored: StoredAs, name: str)
             f"quantization_config.desc_act: {name} has its groups out of order (g_idx) and cannot be split "
             f"over {linear.tp.size} ranks; use tensor_parallel 1"
         )
-    if stored.group and linear.columns.start % stored.group:
+    if stored.group and (linear.columns.start % stored.group or linear.columns.count % stored.group):
         raise ConfigError(
             f"tensor_parallel {linear.tp.size} cuts {name} inside a group of {stored.group} columns that "
             "share a scale; use fewer ranks"
@@ -96,7 +95,11 @@ def _check_groups(linear: ColumnLinear | RowLinear, stored: StoredAs, name: str)
 def _plain_form(device: torch.device, quantization: str | None) -> Form:
     if quantization is None:
         return Form.PLAIN
-    return Form.FP8 if device.type == "cuda" else Form.ROUNDED
+    return Form.FP8 if _is_gpu(device) else Form.ROUNDED
+
+
+def _is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 def _are_fp8_rows(stored: Sequence[StoredAs | None]) -> bool:

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 
 from leadline.engine.errors import UnsupportedModel
 from leadline.engine.models.fp8 import FP8
-from leadline.engine.models.quantized_config import Layout, StoredAs
+from leadline.engine.models.quantized_config import Layout, StoredAs, cut_columns
 from leadline.engine.models.quantized_files import E2M1, Codes, StoredLinear
 
-__all__ = ["GroupedPart", "GroupedWeight", "Kind", "can_group"]
+__all__ = ["GroupedPart", "GroupedWeight", "Kind"]
 
 _MOST_ROWS = 1024
 """Above this many rows it takes less time to unpack the weight once and multiply in 16 bits."""
@@ -48,25 +48,13 @@ class Kind(enum.IntEnum):
         return Kind.INT4 if stored.bits == 4 else Kind.INT8
 
 
-def can_group(columns: int) -> bool:
-    """Whether rows of so many columns can be laid out."""
-    return columns % 32 == 0
-
-
-def _cut(columns: int, group: int) -> tuple[int, int]:
-    """Return (HALF, columns of a scale): the stored group, or less where blocks of it do not divide a row."""
-    halves = (group, 64, 32, 16) if group in (64, 128) else (128, 64, 32, 16)
-    half = next(half for half in halves if columns % (2 * half) == 0)
-    return half, min(group or half, half)
-
-
 class GroupedWeight:
     """A weight [rows, columns]; zeros until the loader fills it.
 
     Attributes:
         values: uint8 [rows, columns / 2] for 4 bits; uint8 or e4m3 [rows, columns] for 8.
         scales: [rows, columns / group].
-        zeros: int16 [rows, columns / group], or None: `kind.middle` everywhere.
+        zeros: uint8 or int16 [rows, columns / group], or None: `kind.middle` everywhere.
         row_scale: float32 [rows, 1], or None.
         order: int64 [columns], which input each column belongs to, or None: its own.
     """
@@ -80,7 +68,7 @@ class GroupedWeight:
         device: torch.device,
     ) -> None:
         self.kind, self.rows, self.columns = Kind.of(stored), rows, columns
-        self.half, self.group = _cut(columns, stored.group)
+        self.half, self.group = cut_columns(columns, stored.group)
         self.order: torch.Tensor | None = None
         self._groups: torch.Tensor | None = None  # of the columns of the rows that are filled
 
@@ -92,7 +80,9 @@ class GroupedWeight:
         groups = columns // self.group
         scale_type = FP8 if stored.global_scale else torch.float32 if self.kind is Kind.FP8 else dtype
         self.scales = zeros(groups, scale_type)
-        self.zeros = zeros(groups, torch.int16) if stored.zeros else None
+        # GPTQ's zero points go up to 16, or to 256.
+        zero_type = torch.uint8 if stored.bits == 4 else torch.int16
+        self.zeros = zeros(groups, zero_type) if stored.zeros else None
         self.row_scale = zeros(1, torch.float32) if stored.global_scale else None
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -154,7 +144,7 @@ class GroupedWeight:
             self.scales = self.scales.float()
         self.scales[rows, : len(places)] = scales.to(device, self.scales.dtype)
         if self.zeros is not None and codes.zeros is not None:
-            self.zeros[rows, : len(places)] = codes.zeros[:, places].to(device, torch.int16)
+            self.zeros[rows, : len(places)] = codes.zeros[:, places].to(device, self.zeros.dtype)
         if self.row_scale is not None and codes.scale is not None:
             self.row_scale[rows] = codes.scale.to(device)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from leadline.engine.errors import UnsupportedModel
 
-__all__ = ["Layout", "QuantizedConfig", "StoredAs", "read_quantization"]
+__all__ = ["Layout", "QuantizedConfig", "StoredAs", "can_group", "cut_columns", "read_quantization"]
 
 _FIELDS = ("quantization_config", "compression_config")
 _GROUP_SIZES = (16, 32, 64, 128)
@@ -70,11 +70,16 @@ class StoredAs:
         """FP8 with one scale a row, or one for all rows."""
         return self.layout is Layout.FP8 and not self.group
 
-    def scale_bytes(self, dtype_bytes: int) -> int:
-        """Return the bytes of a scale as the engine keeps it."""
-        if self.layout is Layout.FP8:
-            return 4
-        return 1 if self.global_scale else dtype_bytes
+    def row_bytes(self, columns: int, dtype_bytes: int) -> int:
+        """Return the bytes that a GPU keeps of a row: numbers, scales and zero points."""
+        if self.is_fp8_rows:
+            return columns + 4
+        if not can_group(columns):
+            return columns * dtype_bytes
+        scale = 4 if self.layout is Layout.FP8 else 1 if self.global_scale else dtype_bytes
+        groups = columns // cut_columns(columns, self.group)[1]
+        zero = self.bits // 4 if self.zeros else 0
+        return columns * self.bits // 8 + groups * (scale + zero) + (4 if self.global_scale else 0)
 
 
 @dataclass(slots=True, frozen=True)
@@ -105,6 +110,19 @@ class QuantizedConfig:
     def kinds(self) -> tuple[StoredAs, ...]:
         """Every way in which some linear is stored."""
         return tuple(stored for _, stored in self.groups)
+
+
+def can_group(columns: int) -> bool:
+    """Return whether rows of so many columns can be kept in groups (grouped.py)."""
+    return columns % 32 == 0
+
+
+def cut_columns(columns: int, group: int) -> tuple[int, int]:
+    """Return how rows are kept in groups: half the columns of a block, and the columns that share a scale:
+    the stored group, or less where blocks of it do not divide a row."""
+    halves = (group, 64, 32, 16) if group in (64, 128) else (128, 64, 32, 16)
+    half = next(half for half in halves if columns % (2 * half) == 0)
+    return half, min(group or half, half)
 
 
 def read_quantization(raw: Mapping[str, Any]) -> QuantizedConfig | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from leadline.engine.models.config import ModelConfig
+from leadline.engine.models.quantized_config import QuantizedConfig
 
 __all__ = ["GPUS", "ModelSize", "model_size"]
 
@@ -68,8 +69,11 @@ def model_size(
     vocabulary = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
     final_norm = config.hidden_size
     weights = (-(-vocabulary // tensor_parallel) + final_norm + rank.plain) * size
-    # In FP8 each row of a matrix has a scale in float32.
-    weights += rank.matrices + 4 * rank.rows if fp8_weights else rank.matrices * size
+    if config.quantized is not None:
+        weights += _quantized_bytes(config, config.quantized, tensor_parallel)
+    else:
+        # In FP8 each row of a matrix has a scale in float32.
+        weights += rank.matrices + 4 * rank.rows if fp8_weights else rank.matrices * size
     return ModelSize(
         parameters=vocabulary + final_norm + whole.plain + whole.matrices,
         weights=weights,
@@ -96,11 +100,7 @@ class _Layers:
 
 def _layers(config: ModelConfig, ranks: int) -> _Layers:
     hidden, dim, layers = config.hidden_size, config.head_dim, config.num_layers
-    group = config.num_heads // config.num_kv_heads
-    kv_heads = -(-config.num_kv_heads // ranks)
-    heads = kv_heads * group
-    if ranks % config.num_kv_heads == 0:
-        heads = -(-group // (ranks // config.num_kv_heads))
+    heads, kv_heads = _heads(config, ranks)
     projected = (heads + 2 * kv_heads) * dim
     matrices, rows = hidden * (projected + heads * dim), projected + hidden
     names = config.names
@@ -125,3 +125,42 @@ def _layers(config: ModelConfig, ranks: int) -> _Layers:
         total_plain += sparse_layers * experts.count * hidden  # the router
         widest = max(widest if experts.dense_layers else 0, projected + experts.per_token * 3 * inner)
     return _Layers(total, total_rows, total_plain, kv_heads, widest)
+
+
+def _quantized_bytes(config: ModelConfig, quantized: QuantizedConfig, ranks: int) -> int:
+    """Return the bytes of the matrices of a rank as a GPU keeps them (forms.py): projections that are merged
+    are quantized only if all of them are, experts only in FP8 with scales of rows."""
+    hidden, size, experts = config.hidden_size, _BYTES[config.dtype], config.experts
+    heads, kv_heads = _heads(config, ranks)
+    names, total = config.names, 0
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}"
+        rows = (heads + 2 * kv_heads) * config.head_dim
+        qkv = (names.qkv,) if names.qkv else tuple(f"self_attn.{one}_proj" for one in "qkv")
+        matrices = [(qkv, rows, hidden, 1), (("self_attn.o_proj",), hidden, heads * config.head_dim, 1)]
+        if experts is None or layer in experts.dense_layers:
+            inner = -(-config.intermediate_size // ranks)
+            gate_up = (names.gate_up,) if names.gate_up else ("mlp.gate_proj", "mlp.up_proj")
+            matrices += [(gate_up, 2 * inner, hidden, 1), ((names.down,), hidden, inner, 1)]
+        else:
+            inner, called = -(-experts.intermediate_size // ranks), experts.names
+            both = (f"{called.experts}.0.{called.gate}", f"{called.experts}.0.{called.up}")
+            down = (f"{called.experts}.0.{called.down}",)
+            matrices += [(both, 2 * inner, hidden, experts.count), (down, hidden, inner, experts.count)]
+        for modules, rows, columns, count in matrices:
+            stored = [quantized.of(f"{prefix}.{module}") for module in modules]
+            first, alike = stored[0], all(one == stored[0] for one in stored)
+            if first is None or not alike or (count > 1 and not first.is_fp8_rows):
+                total += count * rows * columns * size
+            else:
+                total += count * rows * first.row_bytes(columns, size)
+    return total
+
+
+def _heads(config: ModelConfig, ranks: int) -> tuple[int, int]:
+    """Return the query heads and KV heads of a rank."""
+    group = config.num_heads // config.num_kv_heads
+    kv_heads = -(-config.num_kv_heads // ranks)
+    if ranks % config.num_kv_heads == 0:
+        return -(-group // (ranks // config.num_kv_heads)), kv_heads
+    return kv_heads * group, kv_heads
