@@ -131,7 +131,7 @@ def attend_whole(model: Any) -> Any:
         logits = torch.einsum("qhd,khd->hqk", q, k) * model.attention_scale
         if (cap := model.attention_softcap) is not None:
             logits = cap * torch.tanh(logits / cap)
-        seen = torch.ones(len(q), len(q), dtype=torch.bool).tril()
+        seen = torch.ones(len(q), len(q), dtype=torch.bool, device=q.device).tril()
         if (window := model.windows[layer]) is not None:
             seen = seen.triu(1 - window)
         weights = logits.masked_fill(~seen, -torch.inf).softmax(dim=-1, dtype=torch.float32).to(q.dtype)
