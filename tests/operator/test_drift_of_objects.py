@@ -9,6 +9,7 @@ from leadline.operator.kube.drift import AppliedFields, covers
 from leadline.operator.names import HASH_ANNOTATION
 
 WANTED: dict[str, Any] = {
+    "kind": "ConfigMap",
     "metadata": {"name": "x", "annotations": {HASH_ANNOTATION: "h1"}},
     "spec": {
         "size": "1024Mi",
@@ -26,7 +27,7 @@ def live(**spec: Any) -> dict[str, Any]:
     return made
 
 
-def test_what_is_missing_or_was_applied_from_another_wish_is_applied() -> None:
+def test_a_missing_object_and_one_applied_from_another_spec_are_applied() -> None:
     applied = AppliedFields()
     assert applied.must_apply(WANTED, None)
     old = live()
@@ -60,7 +61,21 @@ def test_another_spelling_of_our_value_is_applied_once_and_then_known() -> None:
     assert not applied.must_apply(WANTED, live())
 
 
-def test_an_empty_wish_is_met_by_nothing_but_not_by_something() -> None:
+def test_an_object_that_was_deleted_is_forgotten() -> None:
+    applied, stored = AppliedFields(), live(size="1Gi")
+    applied.remember(WANTED, stored)
+    applied.forget(stored)
+    assert applied.must_apply(WANTED, stored)
+
+
+def test_a_new_object_of_the_same_name_is_compared_by_itself() -> None:
+    applied, stored = AppliedFields(), live(size="1Gi")
+    applied.remember(WANTED, stored)
+    stored["metadata"]["uid"] = "another"
+    assert applied.must_apply(WANTED, stored)
+
+
+def test_an_empty_field_is_met_by_an_absent_one_but_not_by_a_value() -> None:
     assert covers({"a": []}, {})
     assert not covers({"a": []}, {"a": [1]})
     assert not covers({"a": "x"}, {})

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import kopf
 import pytest
 from aiohttp import web
 
-from leadline.operator import main
+from leadline.operator import handlers, main
 from leadline.operator.controller import Controller, OperatorFailure
 from leadline.operator.kube.kinds import CHILDREN, POD, SERVICE, Kind
 from leadline.operator.names import MANAGED_SELECTOR
@@ -163,3 +164,18 @@ async def test_it_ends_soon_when_it_is_stopped_before_the_api_server_has_answere
         controllers[0].stopping.set()
         async with asyncio.timeout(4):
             assert await running is None
+
+
+@pytest.mark.parametrize(
+    ("host", "server"), [("10.0.0.1", "https://10.0.0.1:6443"), ("fd00::1", "https://[fd00::1]:6443")]
+)
+def test_in_a_pod_kopf_watches_at_the_address_of_all_other_requests(
+    host: str, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t")
+    monkeypatch.setattr(kopf, "login_with_service_account", lambda **_: found)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
+    made = handlers.login()
+    assert made is not None
+    assert (made.server, made.token) == (server, "t")

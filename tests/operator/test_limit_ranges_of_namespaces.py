@@ -53,3 +53,15 @@ async def test_the_resources_that_it_gives_are_those_of_containers(
     finally:
         await api.close()
         await runner.cleanup()
+
+
+async def test_namespaces_that_are_no_longer_asked_for_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Api:
+        async def list(self, kind: object, namespace: str) -> tuple[list[Any], str]:
+            return [], "1"
+
+    monkeypatch.setattr("leadline.operator.kube.namespaces._KEEP_SECONDS", 0.0)
+    ranges = LimitRanges(Api())  # type: ignore[arg-type]
+    for namespace in ("one", "two"):
+        await ranges.of(namespace)
+    assert set(ranges._known) == {"two"}

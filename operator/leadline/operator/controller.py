@@ -31,6 +31,7 @@ from leadline.operator.kube.queue import WorkQueue
 from leadline.operator.kube.store import Key, Store
 from leadline.operator.metrics import MetricsServer, OperatorMetrics
 from leadline.operator.names import MANAGED_SELECTOR
+from leadline.operator.periodic import repeat
 from leadline.operator.planning.served_names import NameIndex
 from leadline.operator.probes.pod_events import PodEvents
 from leadline.operator.probes.pod_probe import PodProbe
@@ -180,15 +181,17 @@ class Controller:
             delay = min(delay * 2, 10.0)
 
     async def _resync_repeatedly(self, api: KubeApi) -> None:
-        while True:
-            await asyncio.sleep(self.settings.resync_seconds)
+        async def resync() -> None:
             try:
                 await self._resync(api)
             except (ApiError, aiohttp.ClientError, TimeoutError) as error:
                 log.warning("resync: %s", str(error) or type(error).__name__)
-                continue
+                return
             for key in self.store.services():
                 self.queue.add(key)
+
+        await asyncio.sleep(self.settings.resync_seconds)
+        await repeat("resync", resync, self.settings.resync_seconds)
 
     async def _resync(self, api: KubeApi) -> None:
         for kind in (SERVICE, *CHILDREN, POD):

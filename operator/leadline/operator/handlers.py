@@ -14,6 +14,8 @@ indices cannot take in the answers to our own writes, as the Store does. Decisio
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from typing import Any
 
 import kopf
@@ -48,8 +50,20 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
 
 @kopf.on.login()
 def login(**arguments: Any) -> kopf.ConnectionInfo | None:
-    """Credentials of kopf's watches: the pod's service account, else the kubeconfig."""
-    return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
+    """Credentials of kopf's watches: the pod's service account, else the kubeconfig.
+
+    In a pod, watches go to the address that all other requests use (KUBERNETES_SERVICE_HOST): kopf's own
+    choice is the name `kubernetes.default.svc`, which needs DNS.
+    """
+    found = kopf.login_with_service_account(**arguments)
+    if found is None:
+        return kopf.login_with_kubeconfig(**arguments)
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        return found
+    return dataclasses.replace(
+        found, server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    )
 
 
 @kopf.on.event(GROUP, VERSION, PLURAL)

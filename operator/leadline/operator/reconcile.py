@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -97,7 +98,7 @@ class Reconciler:
         self._limited: dict[str, frozenset[str]] = {}
         self._autoscaled: dict[Key, frozenset[Target] | None] = {}
         """Of services in a pass."""
-        self._applied = AppliedFields()
+        self._applied: defaultdict[Key, AppliedFields] = defaultdict(AppliedFields)
         self._refusals: dict[Key, _Refusal] = {}
 
     async def reconcile(self, key: Key) -> tuple[str, float | None]:
@@ -111,6 +112,7 @@ class Reconciler:
         ):
             self._refusals.pop(key, None)
             self._terminating.forget(key[0])
+            self._applied.pop(key, None)
             return Outcome.GONE, None
         if self._terminating.hold(service):
             return Outcome.GONE, None
@@ -256,7 +258,7 @@ class Reconciler:
             one
             for one in wanted
             if one["kind"] != "Secret"
-            and self._applied.must_apply(one, children.get((one["kind"], one["metadata"]["name"])))
+            and self._applied[key].must_apply(one, children.get((one["kind"], one["metadata"]["name"])))
         ]
         refusal = self._refusals.get(key)
         if refusal is not None and not refusal.is_over(wanted):
@@ -292,7 +294,7 @@ class Reconciler:
         for child in made.delete:
             kind = BY_KIND[child["kind"]]
             await self._api.delete(child, kind)
-            self._applied.forget(child["metadata"]["uid"])
+            self._applied[key].forget(child)
             # Until the watch says what became of it; with a finalizer, which claims have, it stays for a
             # while.
             child["metadata"]["deletionTimestamp"] = "requested"
@@ -314,7 +316,7 @@ class Reconciler:
             if isinstance(answer, BaseException):
                 errors.append(answer)
             elif HASH_ANNOTATION in wanted["metadata"].get("annotations", {}):
-                self._applied.remember(wanted, answer)
+                self._applied[key].remember(wanted, answer)
                 self._store.put(BY_KIND[wanted["kind"]], answer)
         for error in errors:
             if not (isinstance(error, ApiError) and error.is_permanent):

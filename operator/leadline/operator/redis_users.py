@@ -125,6 +125,9 @@ class RedisUsers:
                     connection.close()
             except (OSError, EOFError, ValueError, TimeoutError, _Error) as error:
                 self._report(str(error) or type(error).__name__)
+            except Exception as error:
+                log.exception("users in Redis: a fault of the operator")
+                self._report(f"{type(error).__name__}: {error}")
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 

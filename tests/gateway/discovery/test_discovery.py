@@ -249,6 +249,21 @@ async def test_a_server_that_always_answers_410_is_not_asked_in_a_tight_loop(tmp
         assert kube.pods() == {"a": "ready"}
 
 
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_busy_api_server_is_watched_again_without_another_list(status: int, tmp_path: Path) -> None:
+    async with watching(tmp_path, slice_of("s1", "a")) as kube:
+        await until(lambda: kube.script.watches == 1)
+        kube.script.status = status
+        await kube.script.drop_connections()
+        seen = len(kube.script.requests)
+        await until(lambda: len(kube.script.requests) >= seen + 2)
+        watches, kube.script.status = kube.script.watches, 0
+        await until(lambda: kube.script.watches > watches)
+        await kube.script.put(slice_of("s1", "a", "b"))
+        await until(lambda: kube.pods() == {"a": "ready", "b": "ready"})
+        assert kube.script.lists == 1
+
+
 async def test_an_api_server_that_is_away_or_refuses_leaves_the_pods_as_they_are(tmp_path: Path) -> None:
     async with watching(tmp_path, slice_of("s1", "a", "b")) as kube:
         for status in (500, 403, 401, 429):

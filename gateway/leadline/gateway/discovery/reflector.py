@@ -6,7 +6,8 @@ The library's asyncio part has no informer. This one decides what to do when a w
     410 Gone, as status or as event              list again: the versions in between are lost
     the connection breaks                        watch again from the last resourceVersion
     the connection is silent                     no byte for longer than the server's timeout: list again
-    the server refuses                           list again
+    429 or 5xx in answer to a watch              watch again from the last resourceVersion, after a pause
+    the server refuses otherwise                 list again
     the API server is away                       keep the copy, try again with growing pauses
     an event was lost                            list again every `resync` seconds
 
@@ -121,7 +122,8 @@ class Reflector(Generic[ItemT]):
                 pause, reported = self._timing.first_pause, ""
                 continue
             except ApiException as error:
-                self._listed_at = float("-inf")
+                if not _is_busy(error.status):
+                    self._listed_at = float("-inf")
                 if error.status == 410 and pause == self._timing.first_pause:
                     pause *= 2  # the usual case needs no pause, a repeated one does
                     continue
@@ -224,6 +226,12 @@ class Reflector(Generic[ItemT]):
         except (KeyError, TypeError, ValueError):
             message = error.reason or "no message"
         return f"the API server answered {error.status}: {message}{hint}"
+
+
+def _is_busy(status: int) -> bool:
+    """Whether the server cannot answer now: what it answered before still holds, and a list would burden it
+    more."""
+    return status == 429 or status >= 500
 
 
 def _plain(_: DynamicClient, answer: Any) -> Any:

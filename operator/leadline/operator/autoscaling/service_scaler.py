@@ -39,6 +39,7 @@ from leadline.operator.kube.kinds import SERVICE
 from leadline.operator.kube.namespaces import TerminatingNamespaces
 from leadline.operator.kube.store import Key, Store
 from leadline.operator.names import child_name
+from leadline.operator.periodic import repeat
 from leadline.operator.planning.diagnosis import is_ready
 from leadline.operator.planning.observed import ScalingReport, Target, active_pods, is_asleep, was_autoscaled
 from leadline.operator.probes.pod_probe import PodProbe
@@ -102,18 +103,21 @@ class ServiceScaler:
         return self._reports.get(key)
 
     async def run(self) -> None:
-        while True:
-            await self.look()
-            until = time.monotonic() + self._settings.autoscale_seconds
-            pause = _WAKE_SECONDS
-            while (left := until - time.monotonic()) > 0:
-                if not self._sleeping():
-                    await asyncio.sleep(left)
-                    break
-                await asyncio.sleep(min(left, pause))
-                began = time.monotonic()
-                await self.wake()
-                pause = max(_WAKE_SECONDS, (time.monotonic() - began) / _MOST_SHARE)
+        await repeat("autoscaling", self._round)
+
+    async def _round(self) -> None:
+        """Look at all services, then wake sleeping ones until the next look is due."""
+        await self.look()
+        until = time.monotonic() + self._settings.autoscale_seconds
+        pause = _WAKE_SECONDS
+        while (left := until - time.monotonic()) > 0:
+            if not self._sleeping():
+                await asyncio.sleep(left)
+                break
+            await asyncio.sleep(min(left, pause))
+            began = time.monotonic()
+            await self.wake()
+            pause = max(_WAKE_SECONDS, (time.monotonic() - began) / _MOST_SHARE)
 
     async def wake(self) -> None:
         """Start pods of those sleeping services for which a gateway holds a request."""

@@ -24,12 +24,12 @@ _KEYS = ("name", "containerPort", "port", "mountPath", "topologyKey", "uid", "ip
 
 
 class AppliedFields:
-    """Our fields of each object in the form in which the API server stored them. A restart loses them, which
-    costs one apply of each object with such fields."""
+    """Our fields of the objects of one service in the form in which the API server stored them. A restart
+    loses them, which costs one apply of each object with such fields."""
 
     def __init__(self) -> None:
-        self._applied: dict[str, tuple[str, Any]] = {}
-        """uid → (hash applied, projection of the answer)."""
+        self._applied: dict[tuple[str, str], tuple[str, str, Any]] = {}
+        """(kind, name) → (uid, hash applied, projection of the answer)."""
 
     def must_apply(self, wanted: Object, live: Object | None) -> bool:
         if live is None:
@@ -40,18 +40,22 @@ class AppliedFields:
             return True
         if covers(wanted, live):
             return False
-        stored = self._applied.get(live["metadata"]["uid"])
-        return stored is None or stored != (desired, projection(wanted, live))
+        stored = self._applied.get(_name(wanted))
+        return stored is None or stored != (live["metadata"]["uid"], desired, projection(wanted, live))
 
     def remember(self, wanted: Object, answer: Object) -> None:
         desired = wanted["metadata"]["annotations"][HASH_ANNOTATION]
         if covers(wanted, answer):
-            self._applied.pop(answer["metadata"]["uid"], None)
+            self._applied.pop(_name(wanted), None)
         else:
-            self._applied[answer["metadata"]["uid"]] = desired, projection(wanted, answer)
+            self._applied[_name(wanted)] = answer["metadata"]["uid"], desired, projection(wanted, answer)
 
-    def forget(self, uid: str) -> None:
-        self._applied.pop(uid, None)
+    def forget(self, item: Object) -> None:
+        self._applied.pop(_name(item), None)
+
+
+def _name(item: Object) -> tuple[str, str]:
+    return item["kind"], item["metadata"]["name"]
 
 
 def covers(wanted: Any, live: Any) -> bool:

@@ -52,7 +52,9 @@ class LimitRanges:
             if one.get("type") == "Container"
         ]
         found = frozenset(name for amounts in given for name in amounts)
-        self._known[namespace] = time.monotonic(), found
+        now = time.monotonic()
+        self._known = {name: one for name, one in self._known.items() if now - one[0] < _KEEP_SECONDS}
+        self._known[namespace] = now, found
         return found
 
 

@@ -19,6 +19,7 @@ from leadline.operator.kube.api import ApiError, KubeApi
 from leadline.operator.kube.kinds import BY_KIND, EVENT
 from leadline.operator.kube.store import Key, Store
 from leadline.operator.names import child_name
+from leadline.operator.periodic import repeat
 from leadline.operator.planning.diagnosis import is_being_set_up, waits_for_claims
 from leadline.operator.planning.observed import active_pods
 
@@ -53,9 +54,7 @@ class PodEvents:
         return dict([self._found[key]]) if key in self._found else {}
 
     async def run(self) -> None:
-        while True:
-            await self.look()
-            await asyncio.sleep(LOOK_SECONDS)
+        await repeat("Events of stuck pods", self.look, LOOK_SECONDS)
 
     async def look(self) -> None:
         """Look up every service with a stuck pod, once."""

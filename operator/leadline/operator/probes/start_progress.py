@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from leadline.operator.kube.store import Key, Store
+from leadline.operator.periodic import repeat
 from leadline.operator.planning.observed import StartReport, active_pods
 from leadline.operator.probes.pod_probe import PodProbe, is_starting
 
@@ -60,9 +61,7 @@ class StartProgress:
         return {uid: self._reports[uid] for uid in uids if uid in self._reports}
 
     async def run(self) -> None:
-        while True:
-            await self.look()
-            await asyncio.sleep(POLL_SECONDS)
+        await repeat("progress of starting pods", self.look, POLL_SECONDS)
 
     async def look(self) -> None:
         """Ask every pod that starts, once."""

@@ -242,9 +242,10 @@ async def guarded(
     with timer:
         started = False
         try:
-            async for event in answer.events(timer, socket):
-                yield event
-                started = True
+            async with aclosing(answer.events(timer, socket)) as events:
+                async for event in events:
+                    yield event
+                    started = True
             if ending := answer.ending():
                 yield ending
         except Exception as error:
