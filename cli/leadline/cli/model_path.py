@@ -13,7 +13,9 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="smollm2, hf://org/name[@revision], file:///path, or a path")
+    parser.add_argument(
+        "model", help="smollm2, hf://org/name[@revision], file:///path, or a path (a folder or a *.gguf file)"
+    )
     parser.add_argument("--download-dir", help="folder for downloaded and converted models")
     parser.add_argument(
         "--progress-port",

@@ -15,7 +15,9 @@ _MOST_API_PROCESSES = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="smollm2, hf://org/name[@revision], file:///path, or a path")
+    parser.add_argument(
+        "model", help="smollm2, hf://org/name[@revision], file:///path, or a path (a folder or a *.gguf file)"
+    )
     group = parser.add_argument_group("server settings")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     group.add_argument(

@@ -17,7 +17,9 @@ _MOST_RANKS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="smollm2, hf://org/name[@revision], file:///path, or a path")
+    parser.add_argument(
+        "model", help="smollm2, hf://org/name[@revision], file:///path, or a path (a folder or a *.gguf file)"
+    )
     parser.add_argument("--gpu", default="h200", help="a name (h200, h100, l4, …) or its memory in GiB")
     parser.add_argument("--tp", type=_ranks, default=1, metavar="N", help="GPUs that share the model")
     parser.add_argument("--quantization", choices=["fp8"], help="weights in FP8")

@@ -24,7 +24,9 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="smollm2, hf://org/name[@revision], file:///path, or a path")
+    parser.add_argument(
+        "model", help="smollm2, hf://org/name[@revision], file:///path, or a path (a folder or a *.gguf file)"
+    )
     group = parser.add_argument_group("launcher settings")
     group.add_argument(
         "--replicas", type=int, default=2, metavar="N", help="engines to run (default: %(default)s)"

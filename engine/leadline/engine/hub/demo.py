@@ -35,7 +35,7 @@ from leadline.engine.errors import ConfigError, ModelNotFound
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.system.progress import ReportStage, no_report, progress_bar
 
-__all__ = ["resolve_demo_model"]
+__all__ = ["resolve_demo_model", "split_digits"]
 
 _CONVERTER = 1  # raise it when the written files change, so that old conversions are not used
 _MARKER = "leadline.json"
@@ -136,7 +136,7 @@ def _convert(source: Path, folder: Path, progress: bool) -> None:
     ):
         bar.set_postfix_str("tokenizer", refresh=False)
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-        _split_digits(tokenizer)
+        split_digits(tokenizer)
         tokenizer.model_max_length = 8192
         tokenizer.save_pretrained(folder)
         bar.update()
@@ -158,7 +158,7 @@ def _convert(source: Path, folder: Path, progress: bool) -> None:
         bar.update()
 
 
-def _split_digits(tokenizer: Any) -> None:
+def split_digits(tokenizer: Any) -> None:
     """GGUF names this tokenizer's splitter `smollm`: every digit on its own, then byte-level words as in
     GPT-2.
 

@@ -41,8 +41,9 @@ def check_model_folder(path: Path, *, asked: str) -> None:
     if not path.exists():
         raise ModelNotFound(f"no model at {path} (asked for as {asked!r}): the path does not exist")
     if not path.is_dir():
-        hint = "a GGUF file; convert it to a safetensors folder first" if path.suffix == ".gguf" else "a file"
-        raise ModelNotFound(f"{path} is {hint}; a model is a folder with config.json and *.safetensors")
+        raise ModelNotFound(
+            f"{path} is a file; a model is a folder with config.json and *.safetensors, or a *.gguf file"
+        )
     if not (path / "config.json").is_file():
         raise ModelNotFound(f"{path} is no model folder: it has no config.json")
 

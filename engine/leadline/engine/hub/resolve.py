@@ -14,7 +14,7 @@ from leadline.engine.system.progress import ReportStage, no_report
 __all__ = ["resolve_model"]
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
-_FORMS = "smollm2, hf://org/name[@revision], file:///path, or a path to a folder"
+_FORMS = "smollm2, hf://org/name[@revision], file:///path, or a path to a folder or a GGUF file"
 
 
 def resolve_model(
@@ -29,8 +29,8 @@ def resolve_model(
     """The local folder of a model, downloaded or converted first if need be.
 
     `download_dir` replaces the cache directory (`$LEADLINE_CACHE`, else `~/.cache/leadline`, for smollm2;
-    the hub's own cache, governed by HF_HOME, for hf://). `progress`: bars on stderr; `report` hears how far a
-    download or conversion is. `weights=False` fetches an hf:// model's config and
+    and for GGUF files; the hub's own cache, governed by HF_HOME, for hf://). `progress`: bars on stderr;
+    `report` hears how far a download or conversion is. `weights=False` fetches an hf:// model's config and
     tokenizer only, `config_only` its config.json and generation_config.json only.
 
     Raises ModelNotFound, ModelUnreachable (the hub does not answer), Unauthorized (it wants a token, or
@@ -57,10 +57,17 @@ def resolve_model(
     if "://" in name and not name.startswith("file://"):
         scheme = name.split("://", 1)[0]
         raise ModelNotFound(f"{name!r}: {scheme}:// is not a scheme models come from; use {_FORMS}")
-    return _resolve_path(name)
+    path = _path(name)
+    if path.suffix == ".gguf" and path.is_file():
+        from leadline.engine.hub.gguf import resolve_gguf
+
+        return resolve_gguf(path, download_dir=download_dir, report=report, config_only=config_only)
+    check_model_folder(path, asked=name)
+    path = path.resolve()
+    return LocalModel(path, path.name, folder_revision(path))
 
 
-def _resolve_path(name: str) -> LocalModel:
+def _path(name: str) -> Path:
     if name.startswith("file://"):
         parts = urlsplit(name)
         if parts.netloc not in ("", "localhost"):
@@ -70,9 +77,7 @@ def _resolve_path(name: str) -> LocalModel:
         path = Path(name).expanduser()
         if not path.exists() and not name.startswith((".", "/", "~")):
             raise ModelNotFound(_unknown_name(name))
-    check_model_folder(path, asked=name)
-    path = path.resolve()
-    return LocalModel(path, path.name, folder_revision(path))
+    return path
 
 
 def _unknown_name(name: str) -> str:

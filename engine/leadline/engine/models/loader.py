@@ -1,4 +1,4 @@
-"""Weights: from safetensors files into a model, one tensor at a time.
+"""Weights: from safetensors files, or a GGUF file, into a model, one tensor at a time.
 
 The model is allocated first, in its final form and place; each tensor (or this rank's slice of it, read as
 a slice) is then copied over and quantized or dequantized on the way, so that beside the model there is never
@@ -108,7 +108,8 @@ def load_model(
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """model.safetensors, or the shards an index names, or whatever safetensors files there are."""
+    """model.safetensors, or the shards an index names, or whatever safetensors files there are, or a GGUF
+    file."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
@@ -121,6 +122,8 @@ def _weight_files(folder: Path) -> list[Path]:
             raise ModelNotFound(f"{index.name} names files that are not in {folder}: {_some(absent)}")
         return [folder / name for name in names]
     files = sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("consolidated"))
+    if not files:
+        files = sorted(folder.glob("*.gguf"))
     if not files:
         raise ModelNotFound(f"{folder} has no *.safetensors; other weight formats are not read")
     return files
@@ -174,6 +177,11 @@ class _Weights:
     @staticmethod
     @contextlib.contextmanager
     def open(file: Path) -> Iterator[Any]:
+        if file.suffix == ".gguf":
+            from leadline.engine.models.gguf_weights import GGUFTensors
+
+            yield GGUFTensors(file)
+            return
         from safetensors import SafetensorError, safe_open
 
         try:
