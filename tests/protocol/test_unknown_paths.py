@@ -17,7 +17,7 @@ SERVED = ["/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/
         ("/healthz", "did you mean /health?"),
         ("/chat/completions", "base URL ends in /v1"),
         ("/v1/v1/chat/completions", "twice"),
-        ("/v1/embeddings", "no embeddings"),
+        ("/rerank", "use /v1/rerank"),
         ("/v1/images/generations", "text only"),
         ("/v1/audio/speech", "text only"),
         ("/v1/responses/resp_1", "responses.store_seconds"),

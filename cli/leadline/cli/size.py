@@ -8,7 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leadline.engine.models.encoder_config import EncoderConfig
 
 __all__ = ["add_arguments", "run"]
 
@@ -42,9 +45,12 @@ def run(args: argparse.Namespace) -> int:
     from leadline.engine.hub import resolve_model
     from leadline.engine.models.config import load_model_config
     from leadline.engine.models.size import model_size
+    from leadline.engine.pooling.spec import encoder_in
 
     memory = _memory(args.gpu)
     folder = resolve_model(args.model, download_dir=args.download_dir, progress=False, config_only=True).path
+    if (encoder := encoder_in(folder)) is not None:
+        return _report_encoder(args, encoder, memory)
     config = load_model_config(folder)
     if args.tp > config.num_heads:
         raise ConfigError(f"--tp {args.tp} is more than the model's {config.num_heads} attention heads")
@@ -82,6 +88,42 @@ def run(args: argparse.Namespace) -> int:
         heads, plain = config.num_heads, config.quantized is None
         print("\n".join(_lines(report, _advice(args.tp, heads, length, tokens, tokens_on, plain))))
     return 0 if tokens >= length else 1
+
+
+def _report_encoder(args: argparse.Namespace, config: EncoderConfig, memory: int) -> int:
+    """Print the sizes of an encoder. Returns 0 if it fits, else 1."""
+    from leadline.engine.errors import ConfigError
+    from leadline.engine.models.size import encoder_size
+
+    for option, given in (
+        ("--tp", args.tp > 1),
+        ("--quantization", args.quantization is not None),
+        ("--kv-cache-dtype", args.kv_cache_dtype != "auto"),
+    ):
+        if given:
+            raise ConfigError(f"{option} is for decoders, and {config.architecture} is an encoder")
+    size, most = encoder_size(config), int(memory * _UTILIZATION)
+    fits = size.weights + size.step <= most
+    report: dict[str, Any] = {
+        "model": args.model,
+        "architecture": config.architecture,
+        "dtype": config.dtype,
+        "max_model_len": config.max_model_len,
+        **asdict(size),
+        "gpu": args.gpu,
+        "gpu_bytes": memory,
+        "fits": fits,
+    }
+    if args.json:
+        print(json.dumps(report, indent=2))
+    else:
+        print(f"{config.architecture}, {size.parameters / 1e9:,.2f} B parameters, {config.dtype}")
+        print(f"weights             {_gib(size.weights)}")
+        print(f"largest step        {_gib(size.step)}, with CUDA's own memory (an estimate)")
+        print(f"no KV cache; inputs of up to {config.max_model_len:,} tokens")
+        result = "fits" if fits else "does not fit"
+        print(f"{result}: {args.gpu} has {_gib(memory).strip()}, {_UTILIZATION:.0%} used")
+    return 0 if fits else 1
 
 
 def _memory(gpu: str) -> int:

@@ -28,6 +28,8 @@ class EngineConfig:
     model: str
     """`smollm2`, `hf://org/name[@revision]`, `file:///path`, or a path."""
     served_name: str | None = None
+    task: str = "auto"
+    """generate | embed (vectors) | rerank (scores of pairs of texts) | auto: what the model's files say."""
     dtype: str = "auto"
     """auto (the checkpoint's on GPU, float32 on CPU) | float32 | float16 | bfloat16."""
     device: str = "auto"
@@ -146,6 +148,8 @@ class EngineConfig:
             )
         if self.queue_timeout is not None and not 0 <= self.queue_timeout < math.inf:
             raise ConfigError(f"queue_timeout must be a number of seconds, not {self.queue_timeout}")
+        if self.task not in ("auto", "generate", "embed", "rerank"):
+            raise ConfigError(f"task must be auto, generate, embed or rerank, not {self.task!r}")
         if self.dtype not in ("auto", "float32", "float16", "bfloat16"):
             raise ConfigError(f"dtype must be auto, float32, float16 or bfloat16, not {self.dtype!r}")
         if self.device not in ("auto", "cpu", "cuda"):

@@ -33,6 +33,7 @@ __all__ = [
     "StructuredOutputFailed",
     "Unauthorized",
     "UnsupportedModel",
+    "WrongTask",
 ]
 
 
@@ -76,6 +77,16 @@ class StructuredOutputFailed(RequestError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="structured_output_failed")
+
+
+class WrongTask(RequestError):
+    """The model is served for another task: it generates, embeds or reranks."""
+
+    status = 404
+    type = "not_found_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="model", code="task_not_served")
 
 
 class ConfigError(EngineError):

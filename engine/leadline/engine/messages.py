@@ -17,6 +17,7 @@ __all__ = [
     "CoreRequest",
     "Failure",
     "FinishReason",
+    "PoolingRequest",
     "PriorityClass",
     "ThoughtSpec",
     "TokenLogprobs",
@@ -43,7 +44,7 @@ class ThoughtSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     closing: tuple[int, ...] = ()
 
 
-class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
     """One sequence to generate, already validated. `n > 1` is fanned out by the frontend into n of these."""
 
     request_id: str
@@ -69,6 +70,24 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     which they do does not get to the core."""
     thought: ThoughtSpec | None = None
     """The output may begin with a thought: `sampling.structured` constrains what comes behind it."""
+
+
+class PoolingRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="pool"):
+    """Inputs to turn into vectors or scores, already validated. It ends with one CoreOutput."""
+
+    request_id: str
+    inputs: list[list[int]]
+    """Token ids of each input."""
+    boundaries: list[int] | None = None
+    """Of pairs: where the second text of each input begins."""
+    dimensions: int | None = None
+    """Values to keep of each vector. None: all."""
+    priority_class: PriorityClass = "interactive"
+    arrival: float
+    queue_timeout: float | None = None
+    """Seconds after arrival by which its first input must be computed."""
+    deadline: float | None = None
+    """Absolute monotonic time by which it must have finished."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -107,3 +126,5 @@ class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     queue_seconds: float | None = None
     """Arrival to first admission; set on the first output."""
     num_preemptions: int = 0
+    pooled: bytes = b""
+    """Of a PoolingRequest: float32 values of this machine, the inputs' vectors or scores in order."""

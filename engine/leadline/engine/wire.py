@@ -17,7 +17,8 @@ import msgspec
 from leadline.engine import errors
 from leadline.engine.config import EngineConfig
 from leadline.engine.core.stats import SchedulerStats
-from leadline.engine.messages import CoreOutput, CoreRequest
+from leadline.engine.messages import CoreOutput, CoreRequest, PoolingRequest
+from leadline.engine.outputs import OutputDelta
 
 __all__ = [
     "Abort",
@@ -45,6 +46,8 @@ __all__ = [
     "decode_to_core",
     "encode",
     "error_from_kind",
+    "error_of",
+    "failure_of",
     "new_call_id",
 ]
 
@@ -60,7 +63,7 @@ class Start(msgspec.Struct, tag=True, frozen=True):
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
-    requests: list[CoreRequest]
+    requests: list[CoreRequest | PoolingRequest]
     client: int = 0
     """Number of the API process that gets their outputs."""
 
@@ -229,3 +232,30 @@ def error_from_kind(
         if retry_after is not None:
             return cls(message, retry_after=retry_after)  # type: ignore[call-arg]
     return cls(message)
+
+
+def error_of(refusal: Rejected) -> errors.LeadlineError:
+    """Return the typed error of a refusal."""
+    return error_from_kind(
+        refusal.kind,
+        refusal.message,
+        param=refusal.param,
+        code=refusal.code,
+        retry_after=refusal.retry_after,
+    )
+
+
+def failure_of(output: CoreOutput | OutputDelta) -> errors.LeadlineError | None:
+    """Return the error that an ending stands for; None for an output that ends nothing, or ends it well."""
+    match output.finish_reason:
+        case "queue_timeout":
+            return errors.QueueTimeout(output.error or "the request waited longer than its queue timeout")
+        case "deadline":
+            return errors.DeadlineExceeded(output.error or "the request's deadline passed before it finished")
+        case "error" if (failure := output.failure) is not None:
+            return error_from_kind(failure.kind, failure.message, param=failure.param, code=failure.code)
+        case "error":
+            return errors.EngineError(output.error or "the engine failed while serving the request")
+        case "abort":
+            return errors.EngineError(output.error or "the request was aborted")
+    return None

@@ -44,9 +44,12 @@ from leadline.engine.frontend.reasoning import ModelReasoning
 from leadline.engine.frontend.reasoning import detect_format as detect_reasoning
 from leadline.engine.frontend.tool_formats import ToolFormat, detect_format, format_named
 from leadline.engine.frontend.validation import RequestBuilder
-from leadline.engine.messages import CoreRequest, PriorityClass, ThoughtSpec
+from leadline.engine.messages import CoreOutput, CoreRequest, PoolingRequest, PriorityClass, ThoughtSpec
 from leadline.engine.models.config import ModelConfig, load_model_config
 from leadline.engine.outputs import OutputDelta
+from leadline.engine.pooling.builder import PoolingBuilder
+from leadline.engine.pooling.calls import PoolingCalls
+from leadline.engine.pooling.spec import PoolingSpec, Task, read_pooling
 from leadline.engine.sampling_params import SamplingParams
 from leadline.protocol.openai.service import PrefixChain
 from leadline.protocol.text.bundle import bundle_digest, encode_bundle
@@ -64,16 +67,21 @@ logger = logging.getLogger("leadline.engine")
 class ModelTexts:
     tokenizer: Tokenizer
     renderer: ChatRenderer
-    model_config: ModelConfig
+    model_config: ModelConfig | None
+    """None of a model that embeds or reranks."""
+    pooling: PoolingSpec | None
+    """None of a model that generates."""
     bundle: bytes
     """The tokenizer for gateways; empty where it cannot be had in that form."""
 
     @classmethod
-    def load(cls, path: str) -> ModelTexts:
+    def load(cls, path: str, config: EngineConfig) -> ModelTexts:
         tokenizer = Tokenizer.load(path)
         _ = tokenizer.pieces.longest  # computed over the whole vocabulary on first use: not in a request
         renderer = ChatRenderer(tokenizer.chat_templates, tokenizer.special_tokens)
-        return cls(tokenizer, renderer, load_model_config(path), _bundle_of(tokenizer))
+        if (pooling := read_pooling(path, config)) is not None:
+            return cls(tokenizer, renderer, None, pooling, b"")  # gateways route by load and need no tokens
+        return cls(tokenizer, renderer, load_model_config(path), None, _bundle_of(tokenizer))
 
 
 def _bundle_of(tokenizer: Tokenizer) -> bytes:
@@ -114,7 +122,8 @@ class WarmupReport:
 
 class AsyncEngine:
     """See the module docstring. Attributes: config, tokenizer, renderer, model_config, builder,
-    max_model_len, served_name, prefix_chain (what block hashes start from; None without prefix caching),
+    max_model_len, served_name, pooling (of a model that embeds or reranks; it has no model_config, builder,
+    tool_format and reasoning), prefix_chain (what block hashes start from; None without prefix caching),
     tokenizer_bundle and tokenizer_digest (for gateways; empty where there is none), tool_format (None where
     the model's is not known), constraints (a plug-in that constrains answers, or None)."""
 
@@ -133,8 +142,10 @@ class AsyncEngine:
         self.model_config: ModelConfig
         self.tool_format: ToolFormat | None
         self.builder: RequestBuilder
+        self.pooling: PoolingBuilder | None = None
         self._client: CoreLink
         self._streams: Streams
+        self._calls: PoolingCalls | None = None
         self._found: tuple[wire.Resolved, wire.Ready]
         self._on_progress: ProgressFn | None = None
         self._on_cache_change: CacheChangeFn | None = None
@@ -173,7 +184,7 @@ class AsyncEngine:
         try:
             resolved = await client.resolved
             # The tokenizer loads while the core loads weights.
-            texts = await asyncio.to_thread(ModelTexts.load, resolved.path)
+            texts = await asyncio.to_thread(ModelTexts.load, resolved.path, config)
             self._set_up(resolved, await client.ready, texts)
         except BaseException:
             await client.stop()
@@ -189,7 +200,7 @@ class AsyncEngine:
         self._client = CoreLink(member.directory, member.client, on_message=self._on_message)
         try:
             self._client.listen()
-            texts = await asyncio.to_thread(ModelTexts.load, member.resolved.path)
+            texts = await asyncio.to_thread(ModelTexts.load, member.resolved.path, config)
             self._set_up(member.resolved, member.ready, texts)
             await self._client.heartbeat()
         except BaseException:
@@ -201,15 +212,24 @@ class AsyncEngine:
         config = self.config
         self._found = resolved, ready
         self.served_name = config.served_name or resolved.model_id
+        self.max_model_len = ready.max_model_len
+        self.tokenizer, self.renderer = texts.tokenizer, texts.renderer
+        if texts.pooling is not None:
+            self.pooling = PoolingBuilder(config, texts.pooling, texts.tokenizer)
+            self._calls = PoolingCalls(self._send_abort)
+        else:
+            self._set_up_generation(resolved, ready, texts)
+        self._client.dead.add_done_callback(self._on_death)
+        self._client.watch()
+
+    def _set_up_generation(self, resolved: wire.Resolved, ready: wire.Ready, texts: ModelTexts) -> None:
+        config = self.config
+        assert texts.model_config is not None
+        self.model_config = texts.model_config
         if config.prefix_caching:
             self.prefix_chain = PrefixChain(
                 model=resolved.model_id, revision=resolved.revision, block_size=config.block_size
             )
-        self.tokenizer, self.renderer, self.model_config = (
-            texts.tokenizer,
-            texts.renderer,
-            texts.model_config,
-        )
         self.tool_format = (
             format_named(config.tool_format)
             if config.tool_format is not None
@@ -224,7 +244,6 @@ class AsyncEngine:
             self.tokenizer_digest = bundle_digest(texts.bundle)
         form = detect_reasoning(self.renderer.source_for(tools=False), config.reasoning_format)
         self.reasoning = None if form is None else ModelReasoning(form, self.tokenizer)
-        self.max_model_len = ready.max_model_len
         self.builder = RequestBuilder(
             config,
             self.model_config,
@@ -234,8 +253,6 @@ class AsyncEngine:
             compile_grammars=False,
         )
         self._streams = Streams(OutputProcessor(self.tokenizer), self._send_abort)
-        self._client.dead.add_done_callback(self._on_death)
-        self._client.watch()
 
     def attach(self) -> Membership:
         """Return a membership for another process. Only in the process that started the core. Raises
@@ -336,6 +353,25 @@ class AsyncEngine:
         finally:
             self._streams.close(stream)
 
+    async def pool(self, request: PoolingRequest) -> CoreOutput:
+        """Have a model that embeds or reranks compute a request of `pooling`; returns its output, in which
+        `pooled` has the values. Raises as `run`. Cancelling the task aborts the request."""
+        assert self._calls is not None, "this model generates"
+        if self._draining:
+            raise EngineDead("the engine is shutting down")
+        self._client.check_alive()
+        return await self._calls.call(request, lambda: self._client.add([request]))
+
+    @property
+    def task(self) -> Task:
+        """What the model is served for."""
+        return "generate" if self.pooling is None else self.pooling.spec.task
+
+    @property
+    def _requests(self) -> Streams | PoolingCalls:
+        """Those in flight."""
+        return self._streams if self._calls is None else self._calls
+
     async def warmup(self, prompts: Sequence[str | Sequence[int]], *, cache_salt: str = "") -> WarmupReport:
         """Compute the KV of prompts (one greedy token each), so that later requests find it cached. Half as
         many run at once as the engine takes."""
@@ -384,7 +420,7 @@ class AsyncEngine:
     @property
     def num_in_flight(self) -> int:
         """Requests that still have a reader."""
-        return len(self._streams)
+        return len(self._requests)
 
     def stats(self) -> SchedulerStats:
         """The core's counters as of its last heartbeat (at most a step or half a second old)."""
@@ -416,24 +452,24 @@ class AsyncEngine:
         """Admit nothing more, wait up to `seconds` for running requests, abort the rest; returns how many."""
         self._draining = True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._streams.idle.wait(), seconds)
-        return self._streams.fail_all(EngineDead("the server shut down before the request finished"))
+            await asyncio.wait_for(self._requests.idle.wait(), seconds)
+        return self._requests.fail_all(EngineDead("the server shut down before the request finished"))
 
     async def stop(self) -> None:
         """End the core process and every request that is left. Safe to call twice."""
         self._draining = True
-        self._streams.fail_all(EngineDead("the engine is shutting down"))
+        self._requests.fail_all(EngineDead("the engine is shutting down"))
         await self._client.stop()
 
     def _on_message(self, message: wire.FromCore) -> None:
         match message:
             case wire.Outputs(outputs):
-                self._streams.deliver(outputs)
+                self._requests.deliver(outputs)
             case wire.CacheChange():
                 if self._on_cache_change is not None:
                     self._on_cache_change(message)
             case wire.Rejected():
-                self._streams.reject(message)
+                self._requests.reject(message)
             case wire.Progress():
                 if self._on_progress is not None:
                     self._on_progress(message)
@@ -442,7 +478,7 @@ class AsyncEngine:
         if future.cancelled():
             return
         reason = future.result()
-        self._streams.fail_all(EngineDead(f"the engine stopped while serving the request: {reason}"))
+        self._requests.fail_all(EngineDead(f"the engine stopped while serving the request: {reason}"))
 
     def _send_abort(self, request_ids: list[str]) -> None:
         with contextlib.suppress(EngineDead):

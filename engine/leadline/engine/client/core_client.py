@@ -28,7 +28,7 @@ from leadline.engine.config import EngineConfig
 from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.core_process.output_sender import out_address
 from leadline.engine.errors import EngineDead, LeadlineError
-from leadline.engine.messages import CoreRequest
+from leadline.engine.messages import CoreRequest, PoolingRequest
 from leadline.engine.system.pulse import LOOK_SECONDS, PulseWatch
 
 __all__ = ["CoreClient", "CoreLink"]
@@ -88,7 +88,7 @@ class CoreLink:
         self.check_alive()
         self._tx.send(wire.encode(message), zmq.NOBLOCK)
 
-    def add(self, requests: Sequence[CoreRequest]) -> None:
+    def add(self, requests: Sequence[CoreRequest | PoolingRequest]) -> None:
         """Send requests whose outputs come to this process."""
         self.send(wire.Add(list(requests), self.client))
 

@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from leadline.engine import wire
-from leadline.engine.errors import DeadlineExceeded, EngineError, LeadlineError, QueueTimeout
+from leadline.engine.errors import LeadlineError
 from leadline.engine.frontend.output_processor import OutputProcessor
 from leadline.engine.messages import CoreOutput, CoreRequest
 from leadline.engine.outputs import OutputDelta
@@ -72,7 +72,8 @@ class Stream:
                 delta = self.items.popleft()
                 if delta.finish_reason is not None:
                     self.choices -= 1
-                    _raise_unless_finished(delta)
+                    if (error := wire.failure_of(delta)) is not None:
+                        raise error
                 yield delta
             if not self.choices:
                 return
@@ -135,15 +136,7 @@ class Streams:
     def reject(self, refusal: wire.Rejected) -> None:
         stream = self._owner.get(refusal.request_id)
         if stream is not None:
-            stream.fail(
-                wire.error_from_kind(
-                    refusal.kind,
-                    refusal.message,
-                    param=refusal.param,
-                    code=refusal.code,
-                    retry_after=refusal.retry_after,
-                )
-            )
+            stream.fail(wire.error_of(refusal))
 
     def fail_all(self, error: LeadlineError) -> int:
         """End every request with `error` and drop it in the core; returns how many there were."""
@@ -157,18 +150,3 @@ class Streams:
         children = self._processor.abort(stream.request_id)
         if children:
             self._send_abort(children)
-
-
-def _raise_unless_finished(delta: OutputDelta) -> None:
-    """Endings that are failures reach the caller as exceptions."""
-    match delta.finish_reason:
-        case "queue_timeout":
-            raise QueueTimeout(delta.error or "the request waited longer than its queue timeout")
-        case "deadline":
-            raise DeadlineExceeded(delta.error or "the request's deadline passed before it finished")
-        case "error" if (failure := delta.failure) is not None:
-            raise wire.error_from_kind(failure.kind, failure.message, param=failure.param, code=failure.code)
-        case "error":
-            raise EngineError(delta.error or "the engine failed while serving the request")
-        case "abort":
-            raise EngineError(delta.error or "the request was aborted")

@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import zmq
 
@@ -40,12 +40,17 @@ from leadline.engine.core.stats import SchedulerStats, Speeds
 from leadline.engine.core_process.output_sender import OutputSender
 from leadline.engine.core_process.step_bounds import StepBounds
 from leadline.engine.errors import EngineError, LeadlineError, OutOfMemory, RequestError
-from leadline.engine.messages import CoreOutput, CoreRequest
+from leadline.engine.messages import CoreOutput, CoreRequest, PoolingRequest
 from leadline.engine.profiling import Phases
 from leadline.engine.profiling.trace_requests import TraceRequests
 from leadline.engine.publisher.log import CacheChanges
 from leadline.engine.sampling_params import SamplingParams
 from leadline.engine.system.pulse import Pulse
+
+if TYPE_CHECKING:
+    from leadline.engine.hub.local import LocalModel
+    from leadline.engine.pooling.spec import PoolingSpec
+    from leadline.engine.system.progress import ReportStage
 
 __all__ = ["HEARTBEAT_SECONDS", "Core", "build_engine_core", "main"]
 
@@ -65,7 +70,9 @@ class Core(Protocol):
     on_enter: Callable[[StepPlan], None]
     """Called with each step's plan before the step is launched and before it is waited for."""
 
-    def add_request(self, request: CoreRequest) -> None: ...
+    def add_request(self, request: Any) -> None:
+        """Take a CoreRequest; a core of the package `pooling` takes a PoolingRequest."""
+
     def abort(self, request_id: str) -> object: ...
     def has_work(self) -> bool: ...
     def rest(self) -> None: ...
@@ -90,6 +97,10 @@ def build_engine_core(config: EngineConfig, report: Report) -> Core:
     local = resolve_model(config.model, download_dir=config.download_dir, progress=bars, report=stage)
     report(wire.Resolved(str(local.path), local.model_id, local.revision))
     stage("preparing", None, str(local.path))
+    from leadline.engine.pooling.spec import read_pooling
+
+    if (spec := read_pooling(local.path, config)) is not None:
+        return _pooling_core(config, local, spec, progress=bars, report=stage)
     from leadline.engine.core_process.engine_core import EngineCore
     from leadline.engine.runner.shard import resolve_device
     from leadline.engine.system.numa import bind_process
@@ -98,6 +109,20 @@ def build_engine_core(config: EngineConfig, report: Report) -> Core:
     core = EngineCore(config, local, progress=bars, report=stage)
     stage("warming", None, f"{core.num_kv_blocks} KV blocks of {config.block_size} tokens")
     _warm(core)
+    return core
+
+
+def _pooling_core(
+    config: EngineConfig, local: LocalModel, spec: PoolingSpec, *, progress: bool, report: ReportStage
+) -> Core:
+    from leadline.engine.pooling.core import PoolingCore
+    from leadline.engine.runner.shard import resolve_device
+    from leadline.engine.system.numa import bind_process
+
+    bind_process(config.numa, resolve_device(config))
+    core = PoolingCore(config, local, spec, progress=progress, report=report)
+    report("warming", None, f"inputs of up to {core.max_model_len} tokens")
+    core.warm()
     return core
 
 
@@ -265,7 +290,7 @@ class CoreLoop:
             self._core.abort(request_id)
         self._sender.forget(request_ids)
 
-    def _add(self, request: CoreRequest, client: int) -> None:
+    def _add(self, request: CoreRequest | PoolingRequest, client: int) -> None:
         try:
             self._core.add_request(request)
         except RequestError as error:

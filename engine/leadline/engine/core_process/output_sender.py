@@ -14,7 +14,7 @@ from typing import Any
 import zmq
 
 from leadline.engine import wire
-from leadline.engine.messages import CoreOutput, CoreRequest
+from leadline.engine.messages import CoreOutput, CoreRequest, PoolingRequest
 
 __all__ = ["OutputSender", "out_address"]
 
@@ -53,7 +53,7 @@ class OutputSender:
             socket.close(linger=0)
         return [request_id for request_id, owner in self._owners.items() if owner == client]
 
-    def register(self, requests: Sequence[CoreRequest], client: int) -> bool:
+    def register(self, requests: Sequence[CoreRequest | PoolingRequest], client: int) -> bool:
         """Record `client` as the owner of these requests. Returns False if that client has been detached."""
         if client not in self._sockets:
             return False

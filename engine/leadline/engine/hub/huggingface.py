@@ -18,8 +18,9 @@ from leadline.engine.system.progress import ByteMeter, ReportStage, no_report
 
 __all__ = ["resolve_hub_model"]
 
-_FOLDER = "additional_chat_templates"
-"""Of templates beside the default one; the only folder of a repository that is fetched."""
+_TEMPLATES, _POOLING = "additional_chat_templates", "1_Pooling"
+"""Of templates beside the default one, and of sentence-transformers' pooling: the only folders of a
+repository that are fetched."""
 _CONFIG_FILES = [
     "config.json",
     "generation_config.json",
@@ -29,22 +30,30 @@ _CONFIG_FILES = [
     "vocab.json",
     "merges.txt",
     "chat_template*",
-    f"{_FOLDER}/*.jinja",
+    f"{_TEMPLATES}/*.jinja",
+    "modules.json",
+    f"{_POOLING}/config.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
 ]
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
 
 
-def _other_folders_than(name: str) -> list[str]:
-    """Patterns of all files in folders, but those right in the folder `name`. A pattern's * matches / too and
-    there is no pattern for "not this word", so one stands for each letter in which another name differs."""
-    shorter = [f"{name[:length]}/*" for length in range(len(name))]
-    differing = [f"{name[:length]}[!{letter}/]*/*" for length, letter in enumerate(name)]
-    return [*shorter, *differing, f"{name}[!/]*/*", f"{name}/*/*"]
+def _other_folders_than(*names: str) -> list[str]:
+    """Patterns of all files in folders, but those right in one of the folders `names`. A pattern's * matches
+    / too and there is no pattern for "not this word", so one stands for each beginning that a name has, and
+    for each letter in which another name differs. None of `names` begins with another."""
+    beginnings = {name[:length] for name in names for length in range(len(name))}
+    patterns = []
+    for beginning in sorted(beginnings):
+        following = "".join(sorted({name[len(beginning)] for name in names if name.startswith(beginning)}))
+        patterns += [f"{beginning}/*", f"{beginning}[!{following}/]*/*"]
+    return [*patterns, *(f"{name}[!/]*/*" for name in names), *(f"{name}/*/*" for name in names)]
 
 
 # Copies in other formats: folders such as original/ or onnx/, and Mistral's consolidated files beside the
 # sharded ones.
-_IGNORED = [*_other_folders_than(_FOLDER), "consolidated*"]
+_IGNORED = [*_other_folders_than(_TEMPLATES, _POOLING), "consolidated*"]
 _PASSING = (408, 429)
 """HTTP statuses below 500 that say nothing of the model: the same request may be answered later."""
 

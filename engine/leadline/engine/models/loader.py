@@ -11,7 +11,8 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,24 @@ from leadline.engine.errors import ConfigError, ModelNotFound, UnsupportedModel
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.config import ModelConfig
 from leadline.engine.models.decoder import Decoder
+from leadline.engine.models.encoder import Encoder
+from leadline.engine.models.encoder_config import EncoderConfig
 from leadline.engine.models.forms import allocate_matrices
 from leadline.engine.models.layers import Slot
 from leadline.engine.models.parallel import TensorParallel
-from leadline.engine.models.quantized_config import StoredAs
+from leadline.engine.models.quantized_config import QuantizedConfig, StoredAs
 from leadline.engine.models.quantized_files import StoredLinear
 from leadline.engine.models.targets import FP8Rows, RoundedRows
 from leadline.engine.system.progress import ByteMeter, ReportStage, no_report, progress_bar
 
-__all__ = ["load_model"]
+__all__ = ["load_encoder", "load_model"]
 
 logger = logging.getLogger("leadline.engine.models")
 
 _DUMMY_STD = 0.02
+_HEADS_OF_ENCODERS = ("pooler.", "cls.", "lm_head.", "classifier.", "embeddings.position_ids")
+_LAYER_NORM = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$")
+"""Its tensors in the oldest checkpoints of encoders."""
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -53,13 +59,15 @@ def load_model(
     max_positions: int | None = None,
     quantization: str | None = None,
     fp8_kv: bool = False,
+    headless: bool = False,
 ) -> Decoder:
     """Build the model on `device` and fill it. `local` may be a folder.
 
     `collectives` carries all_reduce and all_gather where tp_size > 1. `load_format="dummy"` draws small
     random weights from `seed` instead of reading any. `max_positions` shortens the rotary tables to the
     engine's context. `quantization="fp8"` rounds the layers' linears as they are read; `fp8_kv` scales keys
-    and values for a cache in FP8. `progress`: a bar on stderr; `report` hears how many of this rank's bytes
+    and values for a cache in FP8. `headless`: the model gives hidden states only, and its files may lack the
+    head and the prefix `model.`. `progress`: a bar on stderr; `report` hears how many of this rank's bytes
     are read.
     Raises ModelNotFound (no safetensors, unreadable), UnsupportedModel (tensors missing, unexpected or of
     another shape), ConfigError (the model cannot be split over the ranks, or is quantized already).
@@ -77,7 +85,12 @@ def load_model(
         weights = _Weights(
             local.path if isinstance(local, LocalModel) else Path(local), wrapped=config.wrapped
         )
-        config = _tied_as_stored(config, weights)
+        if headless:
+            weights.rename(lambda name: name if name.startswith(("model.", _HEAD)) else f"model.{name}")
+        else:
+            config = _tied_as_stored(config, weights)
+    if headless:
+        config = dataclasses.replace(config, tie_word_embeddings=True)  # allocates no head
     with torch.inference_mode():
         model = Decoder(
             config,
@@ -87,7 +100,7 @@ def load_model(
             max_positions=max_positions,
             matrices_later=quantization is not None or config.quantized is not None,
         )
-        stored = _StoredModules(config, weights)
+        stored = _StoredModules(config.quantized, weights)
         if quantization is not None or config.quantized is not None:
             allocate_matrices(model, stored.of, quantization)
         if weights is None:
@@ -104,6 +117,30 @@ def load_model(
             from leadline.engine.models.few_rows import FewRows
 
             model.few_rows = FewRows.of(model)
+    return model
+
+
+def load_encoder(
+    local: LocalModel | str | Path,
+    config: EncoderConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    load_format: str = "auto",
+    progress: bool = True,
+    report: ReportStage = no_report,
+    seed: int = 0,
+) -> Encoder:
+    """As `load_model`, for an encoder. Heads that `config` does not name are skipped."""
+    with torch.inference_mode():
+        model = Encoder(config, dtype=dtype, device=torch.device(device))
+        if load_format == "dummy":
+            _fill_randomly(model, seed)
+        else:
+            weights = _Weights(local.path if isinstance(local, LocalModel) else Path(local))
+            weights.rename(lambda name: _LAYER_NORM.sub(_new_name, name.removeprefix(f"{config.prefix}.")))
+            _fill(model, weights, _StoredModules(None, weights), progress, report)
+        model.finalize()
     return model
 
 
@@ -174,6 +211,13 @@ class _Weights:
                 _some(sorted({name.rpartition(".layers.")[0] or name for name in skipped})),
             )
 
+    def rename(self, new: Callable[[str], str]) -> None:
+        """Know each tensor by the `new` name of its name in the file."""
+        self.file_of = {new(name): file for name, file in self.file_of.items()}
+        self.files = {
+            file: {new(name): stored for name, stored in names.items()} for file, names in self.files.items()
+        }
+
     @staticmethod
     @contextlib.contextmanager
     def open(file: Path) -> Iterator[Any]:
@@ -202,9 +246,14 @@ class _StoredModules:
     GPTQ's and AWQ's config.json do not name the modules that are left alone, such as routers.
     """
 
-    def __init__(self, config: ModelConfig, weights: _Weights | None) -> None:
-        self._config = config.quantized
+    def __init__(self, config: QuantizedConfig | None, weights: _Weights | None) -> None:
+        self._config = config
         self._names = None if weights is None else weights.file_of
+
+    @property
+    def any(self) -> bool:
+        """Whether some linear may be stored otherwise than plainly."""
+        return self._config is not None
 
     def of(self, module: str) -> StoredAs | None:
         """Return how the weight of a linear is stored; None: plainly."""
@@ -246,7 +295,11 @@ def _tied_as_stored(config: ModelConfig, weights: _Weights) -> ModelConfig:
 
 
 def _fill(
-    model: Decoder, weights: _Weights, stored: _StoredModules, progress: bool, report: ReportStage
+    model: Decoder | Encoder,
+    weights: _Weights,
+    stored: _StoredModules,
+    progress: bool,
+    report: ReportStage,
 ) -> None:
     wanted: dict[str, list[Slot]] = {}
     quantized: dict[str, tuple[str, StoredAs]] = {}
@@ -257,7 +310,9 @@ def _fill(
             quantized[name] = module, how
         wanted.setdefault(name, []).append(slot)
     ignored: set[str] = set()
-    if model.config.tie_word_embeddings:
+    if isinstance(model, Encoder):
+        ignored |= {name for name in weights.file_of if name.startswith(_HEADS_OF_ENCODERS)} - wanted.keys()
+    elif model.config.tie_word_embeddings:
         # One tensor stands for both, under either name.
         if _EMBEDDING not in weights.file_of and _HEAD in weights.file_of:
             wanted[_HEAD] = wanted.pop(_EMBEDDING)
@@ -286,7 +341,7 @@ def _fill(
                         bar.update(slot.target.nbytes)
                         meter.add(slot.target.nbytes)
     # Old checkpoints carry buffers that we compute.
-    passed_over = ("rotary_emb.inv_freq", *(_UNREAD if model.config.quantized is not None else ()))
+    passed_over = ("rotary_emb.inv_freq", *(_UNREAD if stored.any else ()))
     unexpected = [
         name
         for name in weights.file_of
@@ -367,14 +422,21 @@ def _some(names: Iterable[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + rest
 
 
-def _fill_randomly(model: Decoder, seed: int) -> None:
+def _new_name(old: re.Match[str]) -> str:
+    return {"gamma": "weight", "beta": "bias"}[old[1]]
+
+
+def _fill_randomly(model: Decoder | Encoder, seed: int) -> None:
     """Norm weights that change nothing, all else normal with a small deviation, drawn on the device, each
     rank its own."""
-    generator = torch.Generator(model.device).manual_seed(seed * 1024 + model.tp.rank)
+    rank, ones = (
+        (0, 1.0) if isinstance(model, Encoder) else (model.tp.rank, 0.0 if model.config.norm_offset else 1.0)
+    )
+    generator = torch.Generator(model.device).manual_seed(seed * 1024 + rank)
     for name, slot in model.slots():
         if not isinstance(slot.target, torch.Tensor):
             slot.target.fill_randomly(_DUMMY_STD, generator)
-        elif name.endswith("norm.weight"):
-            slot.target.fill_(0.0 if model.config.norm_offset else 1.0)
+        elif name.lower().endswith("norm.weight"):
+            slot.target.fill_(ones)
         else:
             slot.target.normal_(0.0, _DUMMY_STD, generator=generator)

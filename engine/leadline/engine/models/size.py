@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from leadline.engine.models.config import ModelConfig
+from leadline.engine.models.encoder_config import EncoderConfig
 from leadline.engine.models.quantized_config import QuantizedConfig
 
-__all__ = ["GPUS", "ModelSize", "model_size"]
+__all__ = ["GPUS", "ModelSize", "encoder_size", "model_size"]
 
 GPUS = {
     "h200": 143_771,
@@ -82,6 +83,17 @@ def model_size(
         + max_num_batched_tokens * size * (4 * config.hidden_size + rank.widest)
         + 2 * max_num_seqs * config.vocab_size * 4,
     )
+
+
+def encoder_size(config: EncoderConfig, *, max_num_batched_tokens: int = 8192) -> ModelSize:
+    """Return what an encoder takes on a GPU. It has no KV cache."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    tables = (config.vocab_size + config.positions + config.type_vocab_size + 2) * hidden
+    layer = 4 * hidden * (hidden + 1) + 2 * hidden * inner + inner + hidden + 4 * hidden
+    head = (hidden + 1) * (hidden + config.labels) if config.labels else 0
+    parameters, size = tables + config.num_layers * layer + head, _BYTES[config.dtype]
+    step = _OUTSIDE + max_num_batched_tokens * size * (8 * hidden + 2 * inner)
+    return ModelSize(parameters=parameters, weights=parameters * size, kv_per_token=0, step=step)
 
 
 @dataclass(frozen=True, slots=True)

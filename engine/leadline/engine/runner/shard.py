@@ -13,6 +13,7 @@ from leadline.engine.errors import ConfigError
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.base import CausalLM
 from leadline.engine.models.config import ModelConfig
+from leadline.engine.models.encoder_config import EncoderConfig
 from leadline.engine.models.fp8 import check_fp8_linear, has_fp8
 from leadline.engine.models.loader import load_model
 from leadline.engine.runner.assemble import make_graphs, make_runner
@@ -42,7 +43,9 @@ def resolve_device(config: EngineConfig) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def resolve_dtype(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> torch.dtype:
+def resolve_dtype(
+    config: EngineConfig, model_config: ModelConfig | EncoderConfig, device: torch.device
+) -> torch.dtype:
     """auto: the checkpoint's on GPU, float32 on CPU."""
     name = config.dtype
     if name == "auto":

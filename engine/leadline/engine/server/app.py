@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from leadline.engine.client.async_engine import AsyncEngine
-from leadline.engine.server.api import chat, completions, messages, responses
+from leadline.engine.server.api import chat, completions, messages, pooling, responses
 from leadline.engine.server.api.generation import log_failure
 from leadline.engine.server.http.responses import ApiError, ClientGone, api_error, error_response
 from leadline.engine.server.metrics.metrics import Metrics
@@ -45,6 +45,10 @@ _KEYED_ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/messages", messages.create),
     ("POST", "/v1/messages/count_tokens", messages.count_tokens),
     ("POST", "/v1/responses", responses.create),
+    ("POST", "/v1/embeddings", pooling.embeddings),
+    ("POST", "/v1/rerank", pooling.rerank),
+    ("POST", "/v2/rerank", pooling.rerank),
+    ("POST", "/v1/score", pooling.score),
     ("GET", "/v1/models", service.models),
     ("GET", "/v1/models/{name:path}", service.model),
     ("POST", "/tokenize", service.tokenize),

@@ -14,13 +14,14 @@ from msgspec import UNSET, UnsetType
 
 from leadline.engine.client.async_engine import AsyncEngine
 from leadline.engine.core.stats import SchedulerStats, Speeds
-from leadline.engine.errors import EngineDead
+from leadline.engine.errors import EngineDead, WrongTask
+from leadline.engine.pooling.spec import Task
 from leadline.engine.server.http.responses import ApiError
 from leadline.engine.server.metrics.metrics import Metrics
 from leadline.engine.server.settings import ServerSettings
 from leadline.protocol.openai.service import StartProgress
 
-__all__ = ["DRAINING", "Phase", "ServerState"]
+__all__ = ["DRAINING", "Phase", "ServerState", "check_task"]
 
 DRAINING = "the server is shutting down"
 
@@ -84,6 +85,12 @@ class ServerState:
             raise _unavailable(f"not ready: {self.detail}", "loading", retry_after=5)
         raise _unavailable(f"the engine is gone: {self.detail}", "engine_dead", retry_after=5)
 
+    def admit_for(self, task: Task) -> AsyncEngine:
+        """As `admit`, for what only a model of that task does. Raises also WrongTask."""
+        engine = self.admit()
+        check_task(engine, task)
+        return engine
+
     def check_frozen(self) -> None:
         """Raise a 503 if the core's process counts as frozen. It names no time to come back, which gateways
         take for a pod that is sick."""
@@ -113,6 +120,24 @@ class ServerState:
         except EngineDead:
             return None
         return stats, speeds, age, self.ready()[0]
+
+
+_USE = {
+    "generate": ("generates text", "/v1/chat/completions or /v1/completions"),
+    "embed": ("embeds texts", "/v1/embeddings"),
+    "rerank": ("scores texts", "/v1/rerank or /v1/score"),
+}
+"""What a model does that is served for a task, and where."""
+
+
+def check_task(engine: AsyncEngine, task: Task) -> None:
+    """Raise WrongTask for a request that the model cannot serve."""
+    if engine.task != task:
+        does, where = _USE[engine.task]
+        raise WrongTask(
+            f"the model {engine.served_name!r} {does}: use {where}. This request needs another model, or one "
+            f"served with --task {task}"
+        )
 
 
 def _unavailable(message: str, code: str, *, retry_after: int) -> ApiError:

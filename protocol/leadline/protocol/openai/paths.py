@@ -8,7 +8,6 @@ from difflib import get_close_matches
 __all__ = ["no_such_path"]
 
 _NOT_SERVED = {
-    "/v1/embeddings": "there are no embeddings here",
     "/v1/responses": "only a gateway whose setting responses.store_seconds is set stores responses",
     "/v1/messages/batches": "send the requests one by one; priority_class: batch lets others go first",
     "/v1/moderations": "there is no moderation here",
@@ -16,8 +15,8 @@ _NOT_SERVED = {
     "/v1/audio": "models here read and write text only",
     "/v1/videos": "models here read and write text only",
     "/v1/realtime": "models here read and write text only",
-    "/v1/rerank": "there is no reranking here",
-    "/v1/score": "there is no scoring here",
+    "/rerank": "use /v1/rerank",
+    "/score": "use /v1/score",
     "/v1/files": "nothing is stored here",
     "/v1/uploads": "nothing is stored here",
     "/v1/batches": "send the requests one by one; priority_class: batch lets others go first",

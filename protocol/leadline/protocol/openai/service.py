@@ -73,6 +73,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """Extension, as vLLM has it: the model behind an alias."""
     max_model_len: int | UnsetType = UNSET
     """Extension: tokens, prompt and output together."""
+    task: Literal["embed", "rerank"] | UnsetType = UNSET
+    """Extension: what the model is served for; absent of a model that generates."""
     prefix_chain: PrefixChain | UnsetType = UNSET
     """Extension: absent when the server caches no prefixes."""
     prefix_matching: PrefixMatching | UnsetType = UNSET

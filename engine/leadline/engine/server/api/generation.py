@@ -29,7 +29,7 @@ from leadline.engine.server.http.responses import (
 )
 from leadline.engine.server.http.socket_writer import SocketWriter
 from leadline.engine.server.metrics.metrics import RequestTimer, outcome_of
-from leadline.engine.server.state import ServerState
+from leadline.engine.server.state import ServerState, check_task
 from leadline.protocol.openai.common import CompletionTokensDetails, PromptTokensDetails, StreamOptions, Usage
 
 __all__ = [
@@ -104,6 +104,7 @@ async def answered(
     timer = RequestTimer(state.metrics, endpoint)
     try:
         state.check_model(body.model)
+        check_task(engine, "generate")
         answer = await prepare(body, engine)
     except RecursionError:
         # What decodes may be too deep for what else walks through it: a schema, say.

@@ -19,7 +19,7 @@ from leadline.engine.server.api.typed_events import EventWriter
 from leadline.engine.server.http.responses import ApiError, JSONBytes, read_body
 from leadline.engine.server.http.socket_writer import SocketWriter
 from leadline.engine.server.metrics.metrics import RequestTimer
-from leadline.engine.server.state import ServerState
+from leadline.engine.server.state import ServerState, check_task
 from leadline.protocol.anthropic.answers import (
     MessageAnswer,
     MessageDelta,
@@ -47,6 +47,7 @@ async def count_tokens(request: Request, state: ServerState) -> Response:
     body = await read_body(request, CountTokensRequest, state.settings.max_body_bytes)
     engine = state.admit()
     state.check_model(body.model)
+    check_task(engine, "generate")
     (prompt,) = await prompts_of(_chat(body), engine)
     return JSONBytes(MessageTokensCount(input_tokens=len(await encode(prompt, engine))))
 

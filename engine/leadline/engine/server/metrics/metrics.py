@@ -132,6 +132,14 @@ class RequestTimer:
         self._tokens += count
         metrics.per_token.tokens += count
 
+    def pooled(self, prompt_tokens: int, queue_seconds: float | None) -> None:
+        """Observe the output of a request that embeds or reranks."""
+        metrics = self._metrics
+        metrics.prompt_tokens.inc(prompt_tokens)
+        metrics.duration.observe(time.monotonic() - self._start)
+        if queue_seconds is not None:
+            metrics.queue.observe(queue_seconds)
+
     def finish(self, outcome: str) -> None:
         self.outcome = outcome
 

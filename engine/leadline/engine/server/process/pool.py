@@ -72,7 +72,7 @@ def default_api_processes(config: EngineConfig) -> int:
     if config.device == "cpu" or not _GPU_DRIVER.exists():
         return 1
     most, folder = _MOST_BY_DEFAULT, Path(config.model.removeprefix("file://")).expanduser()
-    with contextlib.suppress(LeadlineError, OSError):
+    with contextlib.suppress(LeadlineError, OSError):  # an encoder is no ModelConfig, and small
         if active_weights(load_model_config(folder)) >= _LARGE_MODEL:
             most = 2
     return max(1, min(most, (usable_cores() - config.tensor_parallel) // 2))

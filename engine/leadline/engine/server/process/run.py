@@ -132,7 +132,7 @@ class _Process:
             on_cache_change=None if self._publisher is None else self._publisher.changed,
         )
         state.engine = engine
-        if self._settings.warmup_prompts:
+        if self._settings.warmup_prompts and engine.task == "generate":
             progress(wire.Progress("warming", None, f"{len(self._settings.warmup_prompts)} prompts"))
             await engine.warmup([engine.tokenizer.encode(text) for text in self._settings.warmup_prompts])
         if self._pool is not None:

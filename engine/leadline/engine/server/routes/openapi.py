@@ -30,6 +30,14 @@ from leadline.protocol.openai.answers import (
 )
 from leadline.protocol.openai.chat import ChatCompletionRequest
 from leadline.protocol.openai.completion import CompletionRequest
+from leadline.protocol.openai.pooling import (
+    EmbeddingList,
+    EmbeddingRequest,
+    RerankAnswer,
+    RerankRequest,
+    ScoreList,
+    ScoreRequest,
+)
 from leadline.protocol.openai.profile import ProfileRequest, ProfileResponse
 from leadline.protocol.openai.service import (
     DetokenizeRequest,
@@ -55,7 +63,7 @@ _ERRORS = {
     400: "The request cannot be served as it stands; the message says what to change.",
     401: "No valid API key.",
     403: "Switched off by the server's configuration.",
-    404: "No model of that name.",
+    404: "No model of that name, or one that is served for another task.",
     413: "The body is too long.",
     429: "The queue is full; Retry-After says when to come back.",
     500: "The engine failed.",
@@ -119,6 +127,18 @@ _OPERATIONS: list[tuple[str, str, str, Any, Any, Any, tuple[int, ...]]] = [
         StreamEvent,
         _GENERATE,
     ),
+    ("/v1/embeddings", "post", "Texts to vectors", EmbeddingRequest, EmbeddingList, None, _GENERATE),
+    ("/v1/rerank", "post", "Documents by relevance", RerankRequest, RerankAnswer, None, _GENERATE),
+    (
+        "/v2/rerank",
+        "post",
+        "Documents by relevance, for Cohere's clients",
+        RerankRequest,
+        RerankAnswer,
+        None,
+        _GENERATE,
+    ),
+    ("/v1/score", "post", "A score for each pair of texts", ScoreRequest, ScoreList, None, _GENERATE),
     ("/v1/models", "get", "The model served", None, ModelList, None, (401, 500, 503)),
     ("/v1/models/{name}", "get", "A name of the model", None, ModelCard, None, (401, 404, 500, 503)),
     ("/tokenize", "post", "Text to token ids", TokenizeRequest, TokenizeResponse, None, _TEXT),

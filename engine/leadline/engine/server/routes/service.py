@@ -131,6 +131,7 @@ def _card(name: str, engine: AsyncEngine) -> ModelCard:
         created=_STARTED,
         root=engine.served_name,
         max_model_len=engine.max_model_len,
+        task=UNSET if engine.task == "generate" else engine.task,
         prefix_chain=UNSET if engine.prefix_chain is None else engine.prefix_chain,
     )
 
@@ -181,7 +182,7 @@ async def reset_prefix_cache(_: Request, state: ServerState) -> Response:
 
 async def warmup(request: Request, state: ServerState) -> Response:
     body = await read_body(request, WarmupRequest, state.settings.max_body_bytes)
-    engine = state.admit()
+    engine = state.admit_for("generate")
     report = await engine.warmup(body.prompts, cache_salt=body.cache_salt or "")
     return JSONBytes(
         WarmupResponse(
