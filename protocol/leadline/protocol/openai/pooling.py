@@ -12,8 +12,8 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from leadline.protocol.openai.common import Count, NonEmptyStr, PositiveInt, PriorityClass
-from leadline.protocol.openai.completion import Prompt, TokenIds
+from leadline.protocol.openai.common import Count, NonEmptyStr, PositiveInt, PriorityClass, TokenIds
+from leadline.protocol.openai.completion import Prompt
 
 __all__ = [
     "MAX_INPUTS",
