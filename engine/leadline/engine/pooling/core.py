@@ -180,6 +180,9 @@ class PoolingCore:
     def listen(self, listener: PoolListener) -> None:
         """Nothing enters or leaves a cache that is not there."""
 
+    def rest(self) -> None:
+        """Do what an idle core does: nothing."""
+
     def warm(self) -> None:
         """Compute one short input, so that the first request does not pay for kernels built on first use."""
         self.runner.run([[0] * min(4, self.max_model_len)], [None])
