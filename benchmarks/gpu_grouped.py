@@ -1,4 +1,4 @@
-"""Time products with weights in groups of columns (triton_grouped.py) on one GPU, by kind and number of rows.
+"""Time products with weights in groups of columns (grouped.py) on one GPU, by kind and number of rows.
 
     PYTHONPATH=engine python3 benchmarks/gpu_grouped.py [--kinds w4a16,fp8-block] [--rows 1,32] [--tune]
 
@@ -62,6 +62,8 @@ class Case:
         return 1e6 * (self.weights[0].nbytes + self.x.nbytes + self.residual.nbytes) / COPY_RATE
 
     def here(self, i: int, cut: tuple[int, ...] | None = None) -> object:
+        if self.rows > 1 and cut is None:
+            return self.weights[i](self.x)
         if self.rows > 1:
             return triton_grouped.product(self.x, self.weights[i], cut=cut)
         if self.adds:
