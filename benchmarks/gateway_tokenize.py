@@ -5,7 +5,7 @@
     known        the next turn of a conversation whose last turn this gateway has seen (target: p50 < 2 ms)
     cold chat    a conversation of some fifty messages, never seen          (target: p50 < 15 ms)
     cold text    one message with a document in it, never seen              (target: p50 < 15 ms)
-    whole        a conversation by one call of the tokenizer, as without this room
+    whole        a conversation by one call of the tokenizer, as without these caches
 
 Texts are slices of this repository's own files, another one for each sample. CPU milliseconds are those of
 all threads.

@@ -129,7 +129,7 @@ class Bench:
         self.note(name, rate, "output tok/s", base, accepted_share=round(share, 3))
 
     def run(self, llm: LLM, prompts: list[list[int]]) -> tuple[float, list[list[int]]]:
-        """Output tokens per second of the better of two runs, and what was said in the last."""
+        """Output tokens per second of the better of two runs, and the output of the last."""
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=OUTPUT_TOKENS)
         best, answers = 0.0, []
         for _ in range(2):

@@ -10,7 +10,7 @@ texts.)
 
 Measured with two sizes of the KV pool:
 
-    whole    all that an H200 has room for: many times the workload. A miss is cold: what a policy costs is
+    whole    all that fits into an H200: many times the workload. A miss is cold: what a policy costs is
              that both GPUs compute the same system prompts, and a history again where its turns change place.
     bounded  the blocks of `--pool-share` of all the workload's tokens on each GPU. Half of them fit, so a
              policy that keeps conversations together keeps them; one that spreads them pushes them out.

@@ -5,7 +5,7 @@
 Each workload fills a fresh index in a process of its own, in the 4,096-block steps in which a gateway loads
 snapshots:
 
-    distinct      every pod holds blocks nobody else holds: most table slots an entry
+    distinct      every pod holds blocks that no other holds: most table slots an entry
     shared        runs of 20 blocks, each held by 1 to 8 pods: what documents and conversations look like
     scattered     every block held by 3 pods drawn for it alone: most pod sets; no service looks like this
     dict-of-sets  Python's dict of int → set of str, over "shared" at a tenth of the entries: the yardstick

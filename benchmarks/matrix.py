@@ -5,7 +5,7 @@
         --shape Qwen3-8B --json lines.jsonl --out DIR
         --requests 64 --prompt-tokens 1024 --output-tokens 128 --seconds 200
 
-With --json lines go there and nothing else is written to but --out. The ratio of a row `on` is its value over
+With --json lines go there, and only --out is written to beside it. The ratio of a row `on` is its value over
 `off`'s. Other options as for `leadline bench matrix --help`. The numbers lie in --out from the first
 technique on, and what a run that broke off has measured is recorded.
 

@@ -158,7 +158,7 @@ def _until_quiet(port: int) -> None:
 
 
 async def _floor(namespace: str, args: argparse.Namespace) -> dict[str, float]:
-    """Time until the same children are there and all pods ready, when somebody applies them all at once."""
+    """Time until the same children are there and all pods ready, when they are all applied at once."""
     api = KubeApi(await load_configuration())
     try:
         services = []

@@ -13,7 +13,7 @@ turn adds 32 to 400 tokens of question and 64 to 256 of answer.
 Pods. All alike, the size of a 70B model on one pod: 2,000 prompt tokens a second, 3,000 blocks of 64 tokens,
 decode steps of 30 ms x (1 + running / 64). Prompts are computed one after the other, first come first served,
 and do not slow down decodes; a request's decode rate is set when it starts. A request is admitted when its
-prompt and answer fit in memory, so nothing is preempted. Blocks nobody uses stay cached until evicted, least
+prompt and answer fit in memory, so nothing is preempted. Unused blocks stay cached until evicted, least
 recently used first and the deepest of a chain first. Prompt blocks can be shared once the prompt is computed,
 answer blocks once the answer is done.
 

@@ -1,4 +1,4 @@
-"""`leadline up` as a child process of a test, and what its log says of its parts."""
+"""`leadline up` as a child process of a test, and the reports about its parts in its log."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Up:
         return self
 
     def lives(self, part: str) -> list[tuple[int, str]]:
-        """(pid, address) of each life of engine-N, gateway or valkey, in order."""
+        """(pid, address) of each run of engine-N, gateway or valkey, in order."""
         found = re.findall(rf"^{part}\b.*\(pid (\d+), (\S+)\)$", self.log, re.MULTILINE)
         return [(int(pid), address) for pid, address in found]
 

@@ -1,8 +1,8 @@
 """A scheduling policy: short prompts first, with ageing.
 
-The mean time to first token is least when short prefills go first, but then a long prompt may wait for ever.
-So each request is ranked by `tokens to prefill + patience * order of arrival`: a prompt of n tokens can be
-overtaken by at most n / patience later ones. Priority classes are ignored.
+The mean time to first token is least when short prefills go first, but then a long prompt may wait without
+end. So each request is ranked by `tokens to prefill + ageing * order of arrival`: a prompt of n tokens can be
+overtaken by at most n / ageing later ones. Priority classes are ignored.
 
     [project.entry-points."leadline.scheduling_policies"]
     shortest-first = "shortest_first:ShortestFirst"
@@ -21,13 +21,13 @@ __all__ = ["ShortestFirst"]
 class ShortestFirst:
     """Smallest rank first; preempted sequences before new ones; the latest arrival is preempted first."""
 
-    def __init__(self, class_weights: Mapping[str, float], patience: int = 32) -> None:
-        self._patience = patience
+    def __init__(self, class_weights: Mapping[str, float], ageing: int = 32) -> None:
+        self._ageing = ageing
         self._heap: list[tuple[bool, int, int, Sequence]] = []
         self._queued: set[Sequence] = set()
 
     def enqueue(self, seq: Sequence) -> None:
-        rank = len(seq.token_ids) + self._patience * seq.seq_id
+        rank = len(seq.token_ids) + self._ageing * seq.seq_id
         heapq.heappush(self._heap, (not seq.preemptions, rank, seq.seq_id, seq))
         self._queued.add(seq)
 

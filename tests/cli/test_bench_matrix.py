@@ -145,7 +145,7 @@ def test_idle_time_of_a_gpu_is_the_hosts_by_what_it_did() -> None:
 
 
 def test_each_of_our_kernels_belongs_to_the_part_that_its_folder_says() -> None:
-    """A kernel whose name nobody knows would pass for the model's."""
+    """A kernel with an unknown name would count as the model's."""
     engine = ROOT / "engine/leadline/engine"
     parts = {"attention": "attention", "sampling": "sample", "models": "other GPU", "parallel": "other GPU"}
     found = {}

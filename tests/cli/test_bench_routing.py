@@ -97,7 +97,7 @@ def test_two_policies_are_compared_on_real_engines(tmp_path: Path) -> None:
         assert row["failed"] == 0
         assert sum(row["requests_by_pod"].values()) == 10
         assert set(row["requests_by_pod"]) <= {"engine-0", "engine-1"}
-        # Caches are emptied in between, and nobody hits what was never sent.
+        # Caches are emptied in between, and no request hits what was never sent.
         assert 0 < row["hit_rate"] <= found["ceiling_hit_rate"] + 0.02
         assert row["engine_cpu_seconds_per_request"] > 0
         # Each sees a part of what the one before it sees, of all ten requests.

@@ -119,7 +119,7 @@ async def test_two_stacks_on_one_redis_do_not_take_each_others_engines_for_their
 
 def test_a_reserved_port_is_free_for_its_server_and_for_nobody_else() -> None:
     with ReservedPort() as reserved:
-        for _ in range(3):  # lives of a server
+        for _ in range(3):  # starts of a server
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", reserved.port), 5)
             with socket.socket() as server:

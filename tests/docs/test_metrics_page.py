@@ -1,4 +1,4 @@
-"""docs/metrics.md has every series, with its labels and the sentence that /metrics says of it."""
+"""docs/metrics.md has every series, with its labels and its sentence in /metrics."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def ask(expression: str) -> Asked:
 
 
 def tell(text: str) -> Told:
-    """What `GET /metrics` says. A series without samples is told of by its TYPE line alone."""
+    """Parse `GET /metrics`. A series without samples has only its TYPE line."""
     told = Told()
     for family in text_string_to_metric_families(text):
         for suffix in _SUFFIXES.get(family.type, ("",)):

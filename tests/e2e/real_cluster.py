@@ -228,8 +228,8 @@ class Namespace:
         return f"http://{host}:{found['spec']['ports'][0]['nodePort']}"
 
     def python(self, name: str, code: str, *args: str, labels: dict[str, str] | None = None) -> str:
-        """What a program prints in a pod of this namespace that belongs to nobody (or has the labels given).
-        Raises AssertionError when it fails."""
+        """Return what a program prints in a pod of this namespace without an owner (or with the labels
+        given). Raises AssertionError when it fails."""
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",

@@ -25,7 +25,7 @@ class Load:
     """Streams, one after the other in each of a few threads, each over a connection of its own.
 
     As many tokens each as take `seconds` alone: longer than a rollout takes where the machine is fast, and
-    not for ever where it is slow."""
+    not without end where it is slow."""
 
     def __init__(self, url: str, model: str, threads: int = 3, seconds: float = 12.0) -> None:
         self._url, self._model, self._tokens = url, model, 8

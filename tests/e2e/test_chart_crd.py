@@ -1,5 +1,5 @@
-"""What becomes of the CustomResourceDefinition: upgrades take it along, uninstalls leave it, and a second
-release leaves it to the first. On a copy of the chart whose group nobody else uses, so that no real service
+"""The CustomResourceDefinition: upgrades update it, uninstalls keep it, and a second release leaves it to the
+first. On a copy of the chart with a group of its own, so that no real service
 is touched.
 """
 
@@ -42,7 +42,7 @@ class Charts:
             if file.is_file():
                 file.write_text(file.read_text().replace("serving.leadline.io", self.group))
         document = self._read(folder)
-        # Short names and categories belong to whoever comes first.
+        # Short names and categories belong to the first that claims them.
         document["spec"]["names"].pop("shortNames")
         document["spec"]["names"].pop("categories")
         self._write(folder, document)

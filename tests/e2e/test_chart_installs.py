@@ -135,7 +135,7 @@ def test_a_release_installs_upgrades_answers_its_test_and_leaves_nothing(cluster
 
 
 def would_install(namespace: Namespace, *values: str) -> str:
-    """What helm says of a second release, which is not made."""
+    """Return helm's output about a second release, which is not made."""
     words = ("install", "second", str(CHART), "-n", namespace.name, "--dry-run=server")
     return namespace.cluster.helm(*words, *(word for value in values for word in ("--set", value)))
 
@@ -145,7 +145,7 @@ def refusal(namespace: Namespace, release: str = "r") -> str:
 
 
 def second_release_is_refused(namespace: Namespace) -> None:
-    """Two operators that act on the same services would undo each other's work, and pods roll for ever."""
+    """Two operators that act on the same services would undo each other's work, and pods roll without end."""
     for values in ((), ("namespaced=true",)):
         with pytest.raises(AssertionError, match=refusal(namespace)):
             would_install(namespace, *values)

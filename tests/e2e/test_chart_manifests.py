@@ -99,7 +99,7 @@ def test_apply_of_the_manifests_makes_an_operator_that_acts_and_a_gateway_that_a
     except AssertionError as error:
         raise AssertionError(f"{error}\n{namespace.describe()}") from None
     finally:
-        # The CRD stays: it is everybody's.
+        # The CRD stays: all releases share it.
         cluster.kubectl(
             "delete", "-k", str(without_crd), "--wait=true", "--timeout=120s", "--ignore-not-found"
         )

@@ -103,7 +103,7 @@ def test_six_lines_answer_a_chat_and_deleting_them_leaves_nothing(installed: Ins
     print(f"answered {time.monotonic() - began:.1f} s after the apply")
     print(second_turn_is_as_predicted(installed.gateway, "smollm2", namespace.until))
 
-    # NetworkPolicy: the engine answers the gateway's pods and nobody else's.
+    # NetworkPolicy: the engine answers the gateway's pods only.
     address = namespace.items("pods", "serving.leadline.io/service=smollm2")[0]["status"]["podIP"]
     health = f"http://{address}:8000/health"
     assert namespace.python("stranger", ASK, health, "5").strip() == "no answer"

@@ -1,4 +1,4 @@
-"""Cluster tests that do not run are said, in the last line and with the way to run them."""
+"""Cluster tests that do not run are reported in the last line, with the way to run them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SECURITY = {
 
 
 def hub(cluster: Cluster) -> None:
-    """A Service `hub` that serves hf://org/tiny to whoever has the token of the Secret `hub`."""
+    """A Service `hub` that serves hf://org/tiny to clients with the token of the Secret `hub`."""
     sources = (ROOT / "tests/operator/hub_in_a_pod.py", ROOT / "tests/engine/hub/fake_hub.py")
     container = {
         "name": "hub",

@@ -1,4 +1,4 @@
-"""What only Events tell: a volume that does not mount, a claim that nobody provides."""
+"""What only Events show: a volume that does not mount, a claim without a provisioner."""
 
 from __future__ import annotations
 

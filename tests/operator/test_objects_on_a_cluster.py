@@ -62,7 +62,7 @@ def test_a_change_of_ours_is_put_right_and_a_deleted_child_comes_back(
             return cluster.get("svc", "held-engine")["spec"]["selector"]
 
         until(lambda: selector().get("serving.leadline.io/service") == "held", explain=process.text)
-        # Also where what somebody sets excludes what we do.
+        # Also where another client's field excludes ours.
         least = {"spec": {"minAvailable": 0, "maxUnavailable": None}}
         cluster.kubectl("patch", "pdb", "held-engine", "--type=merge", "-p", json.dumps(least))
         until(
@@ -70,7 +70,8 @@ def test_a_change_of_ours_is_put_right_and_a_deleted_child_comes_back(
             explain=lambda: (cluster.ready("held"), process.text()),
         )
         assert "minAvailable" not in cluster.get("pdb", "held-engine")["spec"]
-        # The labels by which children are watched and found are put back too, when somebody takes them away.
+        # The labels by which children are watched and found are put back too, when another client removes
+        # them.
         for key in ("serving.leadline.io/service", "app.kubernetes.io/managed-by"):
             before = cluster.get("netpol", "held-engine")["metadata"]["labels"]
             cluster.kubectl("label", "netpol", "held-engine", f"{key}-")
@@ -131,7 +132,7 @@ def test_somebody_elses_secret_of_our_name_is_not_taken_over(
         until(lambda: is_ready(cluster, "ours"), explain=process.text)
         assert "NameTaken" not in str(cluster.get("isvc", "ours")["status"])
         assert cluster.get("secret", "ours-redis")["metadata"]["ownerReferences"]
-        # One that somebody deleted is missed when a pod cannot start without it.
+        # A deleted one is missed when a pod cannot start without it.
         cluster.kubectl("delete", "secret", "ours-redis")
         cluster.kubectl("delete", "pods", "--all", "--wait=false")
         until(lambda: cluster.get("secret", "ours-redis") is not None, explain=process.text)

@@ -1,4 +1,4 @@
-"""Options of the operator: from the command line, from the environment, and what is said of wrong ones."""
+"""Options of the operator: from the command line, from the environment, and the errors of wrong ones."""
 
 from __future__ import annotations
 

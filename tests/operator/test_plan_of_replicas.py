@@ -85,7 +85,7 @@ OURS = Target("apps", "Deployment", "team", "qwen-engine")
         (True, None, True),  # who knows
         (True, frozenset(), False),  # it has gone
         (True, frozenset({OURS._replace(name="other-engine")}), False),
-        (False, frozenset({OURS}), False),  # nobody else has set replicas: without us they would be 1
+        (False, frozenset({OURS}), False),  # no other client has set replicas: without us they would be 1
     ],
 )
 def test_replicas_are_left_alone_while_an_autoscaler_scales_the_deployment_itself(

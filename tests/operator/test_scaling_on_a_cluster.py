@@ -40,7 +40,7 @@ def test_an_apply_without_replicas_keeps_what_an_autoscaler_has_made_of_them(
     with operator(cluster, tmp_path) as process:
         cluster.apply(service("kept"))
         until(lambda: replicas() == 1, explain=process.text)
-        # Server-side, with a number: the one that the operator has written is nobody's, so no conflict.
+        # Server-side, with a number: the operator's own value has no owner, so there is no conflict.
         cluster.apply(service("kept", replicas=2), server_side=True)
         cluster.kubectl("scale", "isvc", "kept", "--replicas=3")
         until(lambda: cluster.get("deploy", "kept-engine")["status"].get("readyReplicas") == 3, 90)

@@ -1,4 +1,4 @@
-"""OpenAI answers: the real client's own types parse them, and nothing is said that need not be."""
+"""OpenAI answers: the real client's own types parse them, and empty extensions are left out."""
 
 import json
 

@@ -22,7 +22,7 @@ from leadline.gateway.sync.counts import SyncMetric
 from leadline.gateway.sync.heartbeats import find_in
 from leadline.gateway.sync.redis_sync import RedisSync
 from leadline.gateway.tokenizers.bundles import TokenPool
-from leadline.gateway.tokenizers.loader import TokenKeeper
+from leadline.gateway.tokenizers.loader import TokenizerLoader
 from leadline.gateway.tokens.approximate import ApproximateTokens
 from leadline.gateway.tokens.mode import ASSUMED_TTL, ModeMetric, Reason, TokenMode
 from leadline.gateway.tokens.parity import ParityReport
@@ -53,7 +53,7 @@ class Background:
         self._refresh_metrics = refresh
         self._tasks: list[asyncio.Task[None]] = []
         self._syncs: dict[str, RedisSync] = {}
-        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._loaders: dict[str, asyncio.Task[None]] = {}
         self._pool = TokenPool()
         self._session: aiohttp.ClientSession | None = None
         """To pods."""
@@ -78,12 +78,12 @@ class Background:
         return self._limits
 
     async def stop(self) -> None:
-        tasks = [*self._tasks, *self._keepers.values()]
+        tasks = [*self._tasks, *self._loaders.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
-        self._keepers.clear()
+        self._loaders.clear()
         if self._session is not None:
             await self._session.close()
         await self._discovery.close()
@@ -105,7 +105,7 @@ class Background:
         else:
             assert self._session is not None
             key = service.api_key
-            keeper = TokenKeeper(
+            loader = TokenizerLoader(
                 service,
                 self._pool,
                 self._session,
@@ -114,7 +114,7 @@ class Background:
                 changed=self._show_mode,
                 compared=self._show_parity,
             )
-            self._keepers[service.name] = asyncio.create_task(keeper.run(), name=f"tokens {service.name}")
+            self._loaders[service.name] = asyncio.create_task(loader.run(), name=f"tokens {service.name}")
         self._show_mode(service)
         if url:
             sync = self._syncs[service.name] = RedisSync(
@@ -130,9 +130,9 @@ class Background:
         if sync is not None:
             self._tasks.append(asyncio.create_task(sync.stop()))
             self._reading.forget(service.name)
-        keeper = self._keepers.pop(service.name, None)
-        if keeper is not None:
-            keeper.cancel()
+        loader = self._loaders.pop(service.name, None)
+        if loader is not None:
+            loader.cancel()
         self._modes.forget(service.name)
 
     def _show_mode(self, service: Service) -> None:

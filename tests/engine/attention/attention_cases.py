@@ -1,8 +1,8 @@
 """Ragged attention steps with a known answer, shared by the CPU test of the torch backend and the GPU tests.
 
 A case is one step over a paged pool in which every cache row that the step must not read is NaN: rows past
-each context, blocks of nobody, and the rows this step's own keys go to until the backend has written them.
-The expected output is a plain softmax over each row's own history in float64 and never looks at pool,
+each context, blocks without an owner, and the rows this step's own keys go to until the backend has written
+them. The expected output is a plain softmax over each row's own history in float64 and never looks at pool,
 tables or slots.
 """
 

@@ -55,7 +55,8 @@ class Rig:
         on_step: Callable[[int, dict[str, list[int]]], None] | None = None,
         **fields: Any,
     ) -> list[list[int]]:
-        """Run all prompts together to their end; their new tokens in order. Checks the books at the end."""
+        """Run all prompts together to their end; return their new tokens in order. Checks the scheduler's
+        state at the end."""
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         for i, prompt in enumerate(prompts):
             seed = seeds[i] if seeds else i

@@ -118,7 +118,7 @@ def test_prompt_ids_beyond_the_vocabulary_are_named(builder, token_id):
 
 
 def test_a_text_that_makes_tokens_the_model_lacks_is_refused(tokenizer):
-    """A tokenizer with a [PAD] for which nobody resized the embedding: its text would fail the whole step."""
+    """A tokenizer with a [PAD] that the embedding has no row for: its text would fail the whole step."""
     smaller = RequestBuilder(
         EngineConfig(model="smollm2"),
         Facts(vocab_size=40_000, eos_token_ids=(2, 99)),

@@ -61,7 +61,7 @@ def test_a_worker_builds_the_same_steps_from_what_crosses(seed, num_blocks):
     scheduler = build_scheduler(CONFIG, num_blocks=num_blocks, max_model_len=CONTEXT, model="m", revision="r")
     leader, worker = SlotTables(6, CONTEXT // SIZE, CPU), SlotTables(6, CONTEXT // SIZE, CPU)
     encoder, decoder = PlanEncoder(leader), PlanDecoder(worker)
-    vocabulary = rng.choice([3, 50_000])  # in the smaller one everybody drafts
+    vocabulary = rng.choice([3, 50_000])  # in the smaller one every sequence drafts
     shared = [rng.randrange(50_000) for _ in range(100)]
     for number in range(12):
         own = [rng.randrange(50_000) for _ in range(rng.randint(1, 60))]

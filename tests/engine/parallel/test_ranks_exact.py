@@ -36,7 +36,7 @@ def prompts(tokenizer) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def three(local) -> Iterator[EngineCore]:
-    """An engine with room for everything."""
+    """An engine with space for all prompts."""
     built = ParallelRig(local)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LEADLINE_TP_CHECK", "1")

@@ -1,4 +1,4 @@
-"""Phases of a step: in order, whole, and next to free when nobody looks."""
+"""Phases of a step: in order, whole, and nearly free without a sink."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ async def test_an_old_life_that_leaves_late_spares_the_new_one(
         assert inside.snapshot_is(new)
 
 
-# Trouble (P15)
+# Failures of Redis (P15)
 
 
 async def test_redis_may_come_later(valkey: EmbeddedValkey, inside: Inside) -> None:

@@ -1,4 +1,4 @@
-"""What fits, and what callers are told when it does not."""
+"""What fits into memory, and the error when it does not."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 100.
 
 The first token of a prompt says what it does: CRASH raises in the step, EXIT leaves the process, SLOW takes
-50 ms a step, SLEEP four seconds, REFUSE is refused at the door. STEP announces its step, as the real core
+50 ms a step, SLEEP four seconds, REFUSE is refused on admission. STEP announces its step, as the real core
 does, and takes as many tenths of a second as the second token says; such steps may last a second.
 """
 

@@ -83,7 +83,7 @@ def test_echo_with_logprobs_scores_prompt_and_answer(server: LiveServer) -> None
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_top_logprobs_hold_the_token_that_stands_there(server: LiveServer, count: int) -> None:
-    """However unlikely: one hot draw after a prompt that nobody would have guessed."""
+    """However unlikely it is: one draw at a high temperature."""
     answer = create(server, echo=True, logprobs=count, temperature=2, seed=3, max_tokens=4)
     columns = answer.choices[0].logprobs
     rows = list(zip(columns.tokens, columns.token_logprobs, columns.top_logprobs, strict=True))[1:]

@@ -1,4 +1,4 @@
-"""A server that runs one request at a time, with room for one more: what the others are told."""
+"""A server that runs one request at a time, with space for one more: the answers to the others."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_full_queue_is_a_429_with_retry_after(
 async def test_what_would_not_fit_an_empty_server_is_a_400(
     client: openai.AsyncOpenAI, fields: dict[str, Any], param: str
 ) -> None:
-    """A 429 would have clients come back for ever."""
+    """A 429 would make clients retry without end."""
     with pytest.raises(openai.BadRequestError) as caught:
         await client.completions.create(**{**LONG, **fields, "max_tokens": 1})
     assert caught.value.param == param

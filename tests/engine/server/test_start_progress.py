@@ -1,4 +1,4 @@
-"""What /health and /ready say of a start: the contract that the operator reads."""
+"""The progress of a start in /health and /ready: the contract that the operator reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The gate of a service: who is let in when, who is refused how, and that nothing is ever counted wrong."""
+"""Admission to a service: which request enters when, how others are refused, and that all counts are
+right."""
 
 import asyncio
 import random
@@ -37,7 +38,7 @@ class Request:
                 await self.finish.wait()
 
 
-async def test_requests_are_let_in_at_once_while_a_pod_has_room() -> None:
+async def test_requests_are_admitted_at_once_while_a_pod_has_capacity() -> None:
     gate, target = admission(), service(pods=2, concurrency=2)
     requests = [Request(gate, target) for _ in range(4)]
     await until(lambda: all(request.admitted for request in requests))
@@ -49,7 +50,7 @@ async def test_requests_are_let_in_at_once_while_a_pod_has_room() -> None:
     assert gate.stats(target).queued == 0
 
 
-async def test_the_next_request_is_let_in_when_one_ends() -> None:
+async def test_the_next_request_is_admitted_when_one_ends() -> None:
     gate, target = admission(), service()
     first, second = Request(gate, target), Request(gate, target)
     await until(lambda: gate.waiting(target) == 1)
@@ -63,7 +64,7 @@ async def test_the_next_request_is_let_in_when_one_ends() -> None:
     assert gate.waiting(target) == gate.pending(target) == 0
 
 
-async def test_requests_let_in_but_not_routed_yet_take_room() -> None:
+async def test_requests_admitted_but_not_routed_yet_take_capacity() -> None:
     gate, target = admission(), service()
     async with gate.enter(target, client()):
         assert gate.pending(target) == 1
@@ -245,7 +246,7 @@ async def test_a_client_that_leaves_is_taken_out_of_the_queue() -> None:
     await asyncio.gather(first.task, third.task)
 
 
-async def test_a_client_that_leaves_in_the_moment_it_is_let_in_passes_its_place_on() -> None:
+async def test_a_client_that_leaves_at_the_moment_of_its_admission_frees_its_capacity() -> None:
     gate, target = admission(), service()
     first, second, third = (Request(gate, target) for _ in range(3))
     await until(lambda: gate.waiting(target) == 2)
@@ -261,8 +262,8 @@ async def test_a_client_that_leaves_in_the_moment_it_is_let_in_passes_its_place_
     assert gate.pending(target) == 0
 
 
-async def test_room_that_comes_by_time_alone_is_noticed() -> None:
-    """A circuit that opens again calls nobody."""
+async def test_capacity_that_comes_by_time_alone_is_noticed() -> None:
+    """A circuit that opens again notifies no one."""
 
     class Later:
         opens = time.monotonic() + 0.2
@@ -326,6 +327,6 @@ async def test_nothing_is_lost_or_counted_twice_whatever_happens(seed: int) -> N
     assert gate.waiting(target) == gate.pending(target) == 0
     assert all(pod.in_flight == 0 for pod in target.pods.values())
     stats = gate.stats(target)
-    # Tasks that were cancelled before their first step never came to the gate.
+    # Tasks that were cancelled before their first step never asked for admission.
     assert stats.admitted + sum(stats.refused.values()) <= len(everyone)
     assert stats.admitted >= sum(request.admitted for request in everyone)

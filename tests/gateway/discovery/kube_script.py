@@ -1,4 +1,4 @@
-"""A local API server that does as it is told: for faults that a real one does not show on demand.
+"""A local API server that follows a script, for faults that a real one does not show on demand.
 
 It keeps EndpointSlices and InferenceServices and a log of events like the real one, and can be told to answer
 410, to drop connections, to fall silent, to be away, or to lose events.

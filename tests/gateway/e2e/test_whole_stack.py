@@ -74,7 +74,7 @@ def test_a_killed_engine_is_done_without_and_comes_back_with_nothing(up: Up) -> 
     words = iter(f"garden{number}" for number in range(1000))
     until(lambda: up.ask(says(next(words), 20)) and len(up.lives(pod)) > lives, 60, "a restart")
     assert f"{pod} ended (killed by SIGKILL)" in up.log
-    # It may be picked again once its circuit has closed; until then nothing is said of it.
+    # It may be picked again once its circuit has closed; until then nothing is known about it.
     until(lambda: pod in up.ask(says(next(words), 20)).matched(), 60, "a return")
     back = up.ask(messages)
     # It may have answered one of those, which begin with the template's own words, a block of 16, as all do.

@@ -193,7 +193,7 @@ async def hang(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter
 
 
 async def busy(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
-    """A pod that is well but takes for ever."""
+    """A healthy pod that never ends its answer."""
     if request.method == "GET":
         writer.write(answer(b"{}"))
         return
@@ -244,7 +244,7 @@ class Rig:
                 total += float(value)
         return total
 
-    def assert_books_closed(self) -> None:
+    def assert_counts_are_zero(self) -> None:
         """Nothing is counted as being in flight (P16)."""
         service = self.gateway.table.get("default/m")
         assert service is not None
@@ -257,9 +257,9 @@ class Rig:
         assert self.gateway.admission.waiting(service) == 0
 
     async def settled(self) -> None:
-        """Wait until no request is in flight, then look at the books."""
+        """Wait until no request is in flight, then check all counts."""
         await until(lambda: self.gateway.in_flight == 0)
-        self.assert_books_closed()
+        self.assert_counts_are_zero()
 
 
 async def until(condition: Callable[[], object], seconds: float = 10.0) -> float:

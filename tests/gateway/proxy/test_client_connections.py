@@ -92,7 +92,7 @@ async def test_one_connection_carries_many_requests() -> None:
             assert (status, json.loads(body)["object"]) == (200, "chat.completion")
             assert "connection" not in headers
         assert pod.connections == 1
-        rig.assert_books_closed()
+        rig.assert_counts_are_zero()
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:

@@ -1,4 +1,4 @@
-"""Row P9: a pod at work on an answer that nobody wants is told within a second. And P16 at random."""
+"""Row P9: a pod whose client has left learns it within a second. And P16 at random."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gateway_rig import (
 
 
 async def endless(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
-    """Streams until somebody stops it."""
+    """Streams until it is stopped."""
     writer.write(STREAM_HEAD)
     for number in range(100_000):
         writer.write(chunked(sse({"choices": [{"index": 0, "delta": {"content": f" {number}"}}]})))
@@ -163,7 +163,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_forgotten() -> 
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_the_books_close_whatever_happens(seed: int) -> None:
+async def test_all_counts_return_to_zero_whatever_happens(seed: int) -> None:
     """Row P16: faults of all kinds and clients that leave at any moment, at random."""
     rng = random.Random(seed)
 

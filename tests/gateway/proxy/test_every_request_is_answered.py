@@ -1,4 +1,4 @@
-"""Every whole request gets one whole answer, however it comes; and nobody holds a pod by not reading."""
+"""Every whole request gets one whole answer, however it comes; and no client holds a pod by not reading."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_whole_requests_are_answered_in_order_however_they_are_cut(runs, sequenc
                 if found >= 400 and not bare:
                     error_of(body)
             if tail.startswith(b"\x00"):
-                # Behind an answer that was still to come, that one says "close", and nothing more is said.
+                # Behind an answer that was still to come, that answer says "close", and no other follows.
                 if headers.get("connection") != "close":
                     status, headers, body = await client.answer()
                     assert (status, headers["connection"]) == (400, "close")

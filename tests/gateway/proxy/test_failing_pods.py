@@ -54,7 +54,7 @@ async def half(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter
 
 
 async def switch(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
-    """Answers a wish that nobody had."""
+    """Answers a request that no client sent."""
     writer.write(b"HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n\x81\x05hello")
 
 
@@ -201,7 +201,7 @@ def test_a_half_open_circuit_lets_one_request_try() -> None:
     assert not breaker.allows(2.9)
     assert breaker.allows(3.0)
     breaker.begin()
-    breaker.abandoned()  # the client left: somebody else may try
+    breaker.abandoned()  # the client left: another request may try
     assert breaker.allows(3.0)
     breaker.begin()
     breaker.succeeded()

@@ -40,7 +40,7 @@ def engine(bus: EmbeddedValkey, small_model: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 async def rig(bus: EmbeddedValkey, engine: Engine) -> AsyncIterator[Rig]:
-    """As the chart sets it up: nothing is said of the model, not even its names."""
+    """As the chart sets it up: without any setting of the model, not even its names."""
     told: dict[str, Any] = {"tokenizer": "auto", "model": "", "served_names": []}
     async with gateway_to(engine.address, service=told, config={"redis_url": bus.url}) as running:
         yield running

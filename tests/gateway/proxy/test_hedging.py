@@ -66,7 +66,7 @@ async def test_without_the_setting_nobody_is_asked_twice() -> None:
         assert sum(asked(a, b)) == 1
 
 
-async def test_when_both_refuse_the_client_gets_the_refusal_and_the_books_close() -> None:
+async def test_when_both_refuse_the_client_gets_the_refusal_and_all_counts_are_zero() -> None:
     async def refuse_late(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.2)
         await status(429, "Retry-After: 7")(pod, request, writer)

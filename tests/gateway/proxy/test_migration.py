@@ -430,8 +430,8 @@ async def test_a_pod_that_was_lost_is_asked_again_since_another_engine_may_come_
         await rig.settled()
 
 
-async def test_a_stream_begun_before_the_pod_was_heard_of_is_not_moved() -> None:
-    """Nobody asked for its token ids then: another pod would begin again at the first word."""
+async def test_a_stream_begun_before_the_first_report_of_its_pod_is_not_moved() -> None:
+    """Its token ids were not asked for then: another pod would begin again at the first word."""
     heard = asyncio.Event()
 
     async def dies(pod: ScriptedPod, request: Received, writer: asyncio.StreamWriter) -> None:

@@ -85,7 +85,7 @@ async def test_every_proxy_on_the_way_is_named_to_the_pod() -> None:
 
 
 async def test_trailers_do_not_become_headers() -> None:
-    """RFC 9110 section 6.5.1: whoever checked or stripped headers in front of us has not seen them."""
+    """RFC 9110 section 6.5.1: a proxy in front of us that checks or strips headers has not seen them."""
     body = json.dumps(CHAT).encode()
     secret = b"X-User: root\r\nAuthorization: Bearer other\r\nX-Leadline-Pod: mine\r\n"
 
@@ -200,7 +200,7 @@ async def test_a_second_answer_is_no_part_of_the_first(body: object) -> None:
         for number in (1, 2):
             got = await rig.post(body)
             assert (got.status_code, got.content) == (200, content)
-            assert pod.connections == number  # of which nobody knows what else is on its way
+            assert pod.connections == number  # on which other bytes may be on their way
 
 
 async def test_connections_to_pods_are_used_again() -> None:
@@ -320,7 +320,7 @@ async def test_a_model_can_be_asked_for_by_any_name(tmp_path: Path) -> None:
     ):
         for name in names[1:]:
             assert (await client.models.retrieve(name)).id == name
-        for name in ("m", "Qwen", "Qwen/Qwen3-8B/"):  # not for this key, or for nobody
+        for name in ("m", "Qwen", "Qwen/Qwen3-8B/"):  # not for this key, or for no key
             with pytest.raises(openai.NotFoundError) as caught:
                 await client.models.retrieve(name)
             assert caught.value.code == "model_not_found"

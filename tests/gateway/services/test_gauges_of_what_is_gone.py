@@ -74,7 +74,7 @@ def test_what_was_true_of_a_service_or_pod_last_is_not_told_for_ever(tmp_path: P
     assert (before["redis_connected stays"], before["redis_connected leaves"]) == (1, 0)
     assert before["event_lag_seconds stays"] == 2.5
     assert before["event_lag_seconds leaves"] == 0, "clocks may differ; a negative time is none"
-    # What stays is told as it is now.
+    # What stays has its present value.
     assert after["queued_requests stays"] == 2
     assert after["tokenizer_agrees stays"] == 0
     assert after["circuit_state stays/new"] == 0

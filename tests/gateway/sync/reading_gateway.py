@@ -33,7 +33,7 @@ class ReadingGateway:
         self.sync = RedisSync(KEYS, url, self.index, find_in(self.pods), timing=timing, heartbeats=heartbeats)
 
     def knows(self, pod: PoolPod) -> bool:
-        """The index says of the pod exactly what its pool holds, in the epoch it lives in."""
+        """Whether the index has exactly what the pod's pool holds, in its present epoch."""
         index, hashes = self.index, pod.hashes()
         if index._real.pods().get(pod.name) != pod.publisher.epoch or not index.in_step(pod.name):
             return False

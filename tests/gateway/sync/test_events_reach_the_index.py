@@ -158,8 +158,11 @@ async def test_the_loss_of_a_pods_last_batch_is_found_by_its_heartbeat(valkey: E
             await until(lambda: gateway.knows(pod))
 
 
-async def test_a_pod_restarted_under_its_name_holds_nothing_of_its_old_life(valkey: EmbeddedValkey) -> None:
-    """P19. The old life is killed: it signs nothing off. Its heartbeat, snapshot and batches stay behind."""
+async def test_a_pod_restarted_under_its_name_holds_no_block_of_its_old_process(
+    valkey: EmbeddedValkey,
+) -> None:
+    """P19. The old process is killed: it signs nothing off. Its heartbeat, snapshot and batches stay
+    behind."""
     gateway = ReadingGateway(valkey.url)
     blocks = list(range(20))
     async with reading(gateway):

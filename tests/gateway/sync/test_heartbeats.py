@@ -1,4 +1,4 @@
-"""Which reports are news, and when a pod is silent. Times are made up."""
+"""Which reports are new, and when a pod is silent. Times are made up."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ async def test_redis_may_be_flushed_at_any_moment(
         for pod in engines:
             pod.work(30)
         await all_know(gateways, engines)
-    # Nobody was declared dead for it.
+    # No pod was declared dead for it.
     assert all(set(gateway.index._real.pods()) == {"pod-a", "pod-b"} for gateway in gateways)
 
 

@@ -105,7 +105,7 @@ async def test_a_served_engine_and_a_gateway_agree_on_what_is_cached(
         await until(lambda: pod.report is not None and pod.report.prefill_tokens_per_second > 0)
         await until(lambda: pod.report is not None and pod.report.free_blocks == pod.report.total_blocks > 0)
 
-        # An engine serves on without Redis, and what it did meanwhile is told afterwards.
+        # An engine serves on without Redis, and its changes are published afterwards.
         valkey.kill()
         await until(lambda: sync.counts.failures >= 1)
         other = [token + 1 for token in ids]

@@ -20,7 +20,7 @@ from leadline.gateway.policies.least_load import LeastLoadPolicy
 from leadline.gateway.services import Service, ServiceTable
 from leadline.gateway.tokenizers import bundles, loader
 from leadline.gateway.tokenizers.bundles import TokenPool
-from leadline.gateway.tokenizers.loader import TokenKeeper
+from leadline.gateway.tokenizers.loader import TokenizerLoader
 from leadline.gateway.tokens.approximate import ApproximateTokens
 from leadline.gateway.tokens.mode import ASSUMED_TTL, EVENTS_TTL, ModeMetric, Reason, TokenMode
 from leadline.gateway.tokens.parity import ParityReport
@@ -37,7 +37,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Kept:
-    """A service and its keeper."""
+    """A service and its loader."""
 
     service: Service
     task: asyncio.Task[None]
@@ -57,7 +57,7 @@ async def kept(*, model: str = "", pool: TokenPool | None = None, **options: Any
     modes: list[TokenMode] = []
     reports: list[ParityReport] = []
     async with aiohttp.ClientSession() as session:
-        one = TokenKeeper(
+        one = TokenizerLoader(
             service,
             pool or TokenPool(),
             session,
@@ -100,7 +100,7 @@ async def test_without_heartbeats_a_pod_is_asked_all_the_same(smollm_folder: Pat
         pod.run(smollm_folder)
         one.service.pods["pod"] = pod.as_pod()
         await until(lambda: one.service.token_mode.exact)
-        assert one.service.index._speculative.ttl == ASSUMED_TTL  # nobody will say what the pod holds
+        assert one.service.index._speculative.ttl == ASSUMED_TTL  # no event will tell what the pod holds
 
 
 async def test_without_heartbeats_a_pod_is_asked_for_its_names(smollm_folder: Path) -> None:
@@ -134,9 +134,9 @@ async def test_a_rollout_to_another_model_exchanges_the_tokenizer_when_most_pods
     smollm_folder: Path, sentencepiece_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     votes: list[str] = []
-    wanted = TokenKeeper._wanted
+    wanted = TokenizerLoader._wanted
     monkeypatch.setattr(
-        TokenKeeper, "_wanted", lambda self, pods: votes.append(wanted(self, pods)) or votes[-1]
+        TokenizerLoader, "_wanted", lambda self, pods: votes.append(wanted(self, pods)) or votes[-1]
     )
     async with tokenizing_pod() as old, tokenizing_pod() as new, kept() as one:
         first, second = old.run(smollm_folder), new.run(sentencepiece_folder)

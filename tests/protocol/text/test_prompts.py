@@ -1,4 +1,4 @@
-"""What of a request becomes prompt, field by field, against templates whose output is written out here."""
+"""The prompt of a request, field by field, against templates whose output is written out here."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_a_bundle_is_the_tokenizer_it_was_made_of(original: Tokenizer) -> None:
     if original.chat_templates:
         ours = ChatRenderer(original.chat_templates, original.special_tokens)
         assert renderer.render(TALK) == ours.render(TALK)
-    # Whoever passes on what was passed on says the same of it.
+    # A bundle of a bundle is the same.
     assert bundle_digest(encode_bundle(copy)) == bundle_digest(data)
 
 

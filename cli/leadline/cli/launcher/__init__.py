@@ -2,7 +2,7 @@
 
     ports      a port that stays reserved while its process is restarted
     child      one child process: its output, its error, its end
-    keeper     keeps one child running: readiness, restarts with growing pauses
+    supervisor     keeps one child running: readiness, restarts with growing pauses
     engines    the command line of each engine; threads and GPUs shared out
     stack      the whole, started, watched and stopped in order
 

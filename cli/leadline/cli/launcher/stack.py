@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from leadline.cli.launcher.engines import EngineSettings
-from leadline.cli.launcher.keeper import Keeper
 from leadline.cli.launcher.ports import ReservedPort
+from leadline.cli.launcher.supervisor import Supervisor
 from leadline.cli.valkey import EmbeddedValkey
 from leadline.protocol.errors import LeadlineError
 
@@ -77,8 +77,8 @@ class Stack:
         self._engine_ports = [ReservedPort() for _ in range(settings.replicas)]
         self._folder: Path | None = None
         self._valkey: EmbeddedValkey | None = None
-        self.engines: list[Keeper] = []
-        self._gateway: Keeper | None = None
+        self.engines: list[Supervisor] = []
+        self._gateway: Supervisor | None = None
         self._hurry = False
 
     @property
@@ -118,13 +118,13 @@ class Stack:
             command = [*command, f"--drain-timeout={self.settings.drain_timeout}"]
             environment = self._environment() | additions
             environment |= {"LEADLINE_SERVICE": self.service, "LEADLINE_POD_NAME": name}
-            keeper = Keeper(
+            supervisor = Supervisor(
                 *(name, command, environment, "127.0.0.1", ports[number]),
                 say=self._say,
                 quiet=lambda line: line.startswith("Leadline serving "),
             )
-            self.engines.append(keeper)
-            keeper.start()
+            self.engines.append(supervisor)
+            supervisor.start()
         if gateway:
             self._gateway = self._make_gateway(self.settings.policy)
             self._gateway.start()
@@ -174,13 +174,13 @@ class Stack:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _make_gateway(self, policy: str) -> Keeper:
+    def _make_gateway(self, policy: str) -> Supervisor:
         command = [
             *(sys.executable, "-m", "leadline.cli.main", "gateway"),
             *("--config", str(self._gateway_config(policy)), f"--log-level={self.settings.log_level}"),
         ]
         host, port = self.settings.host, self._port.port
-        return Keeper(
+        return Supervisor(
             *("gateway", command, self._environment(), host, port),
             say=self._say,
             quiet=lambda line: line.startswith("Leadline gateway at "),
@@ -238,10 +238,10 @@ class Stack:
             self._say(f"valkey ended; started again, empty (pid {valkey.pid}, {valkey.address})")
 
 
-async def _all_ready(keepers: list[Keeper]) -> None:
+async def _all_ready(supervisors: list[Supervisor]) -> None:
     """Raises LaunchError as soon as one is given up."""
-    failures = [keeper.failed for keeper in keepers]
-    ready: asyncio.Future[Any] = asyncio.gather(*(keeper.ready.wait() for keeper in keepers))
+    failures = [supervisor.failed for supervisor in supervisors]
+    ready: asyncio.Future[Any] = asyncio.gather(*(supervisor.ready.wait() for supervisor in supervisors))
     ends: list[asyncio.Future[Any]] = [ready, *failures]
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -254,7 +254,7 @@ class Discovery:
         self._update(service, found_pods(pieces.values(), self._config.discovery.port))
 
     def _name(self, service: Service, known: InferenceService | None) -> None:
-        """Give a service the names of its InferenceService, and what it says of pods that are not ready."""
+        """Give a service the names of its InferenceService, and its message about pods that are not ready."""
         service.reason = "" if known is None else known.reason
         service.wake_seconds = 0.0 if known is None else known.wake_seconds
         service.stuck = known is not None and known.is_stuck

@@ -1,4 +1,4 @@
-"""Keeps the tokens of one service the best there are: exact if any way leads there, else by text.
+"""Loads the tokenizer of one service: exact tokens where possible, else matching by text.
 
     text ──folder loads──────────────────────────────┐
      ▲ ▲                                              ▼
@@ -6,8 +6,8 @@
      │                       ▲                                              │
      └── until it loads ── fetched from a pod ◀── pods report another digest ┘
 
-Which tokenizer is wanted is what most ready pods report, so that a rollout to another model changes it once;
-while some pods still have the other, chains of theirs have other names anyway (another revision).
+The wanted tokenizer is the one that most ready pods report, so that a rollout to another model changes it
+once. While some pods still have the other one, their chains have other names anyway (another revision).
 
 The exchange is one assignment between two requests: a request that has begun keeps the tokens it began with.
 The index stays the same object all along, fed by the reader of Redis whatever the mode; only how long this
@@ -34,7 +34,7 @@ from leadline.gateway.tokens.parity import ParityReport, check_parity
 from leadline.gateway.tokens.service import TokenService
 from leadline.protocol.errors import LeadlineError
 
-__all__ = ["TokenKeeper"]
+__all__ = ["TokenizerLoader"]
 
 logger = logging.getLogger("leadline.gateway")
 
@@ -46,7 +46,7 @@ _ASK_AGAIN = 60.0
 """Where pods report no digest: how often one is asked whether its tokenizer is still the same."""
 
 
-class TokenKeeper:
+class TokenizerLoader:
     """`run` it as a task, for as long as the service is known."""
 
     def __init__(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from leadline.cli.launcher.child import ERROR_PREFIX, Child, ending
 
-__all__ = ["Keeper"]
+__all__ = ["Supervisor"]
 
 _POLL = 0.1
 _NOTE_EVERY = 5.0
@@ -27,7 +27,7 @@ _SETTLED = 30.0
 _START_ATTEMPTS = 2
 
 
-class Keeper:
+class Supervisor:
     """`start`, wait for `ready` or `failed`, `stop`."""
 
     def __init__(
