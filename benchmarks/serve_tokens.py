@@ -348,7 +348,8 @@ def gateway() -> Iterator[psutil.Process]:
     """The gateway at PORT + 1, in front of the server."""
     command = [sys.executable, "-m", "leadline.cli.main", "gateway", "--host=127.0.0.1", f"--port={PORT + 1}"]
     command += ["--served-name=smollm2", "--log-level=warning"]
-    process = subprocess.Popen([*command, f"--pod=127.0.0.1:{PORT}", f"--pod=localhost:{PORT}"])
+    command += [f"--pod=127.0.0.1:{PORT}", f"--pod=localhost:{PORT}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # its access log
     try:
         wait_until_ready(PORT + 1)
         yield psutil.Process(process.pid)
