@@ -51,6 +51,21 @@ def refused(**fields: Any) -> InvalidBody:
     return caught.value
 
 
+def test_tools_that_the_clients_own_search_found_are_text_of_its_result() -> None:
+    """Claude Code answers its tool ToolSearch so, and sends what was found with `defer_loading`."""
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("weather", "WebFetch")]
+    tools = [TOOL, {**TOOL, "name": "WebFetch", "defer_loading": True}]
+    made = messages(messages=[*HI, say(USE), ask({**RESULT, "content": found})], tools=tools)
+    assert made[-1] == {
+        "role": "tool",
+        "content": "Tool found: weather\nTool found: WebFetch",
+        "tool_call_id": "toolu_1",
+    }
+    error = refused(messages=[*HI, say(USE), ask({**RESULT, "content": [{"type": "image"}]})])
+    assert error.param == "messages[2].content[0].content[0].type"
+    assert "takes text only" in error.message
+
+
 def test_fields_become_those_of_a_chat() -> None:
     made = chat(
         stop_sequences=["END"],

@@ -21,6 +21,7 @@ __all__ = [
     "SystemTurn",
     "TextBlock",
     "ThinkingBlock",
+    "ToolReferenceBlock",
     "ToolResultBlock",
     "ToolUseBlock",
     "UserTurn",
@@ -37,9 +38,19 @@ class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use", kw_only=Tru
     input: dict[str, Any]
 
 
+class ToolReferenceBlock(msgspec.Struct, tag_field="type", tag="tool_reference", kw_only=True):
+    """A tool that a search of the client's has found. `tools` has it too."""
+
+    tool_name: NonEmptyStr
+
+    @property
+    def text(self) -> str:
+        return f"Tool found: {self.tool_name}"
+
+
 class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result", kw_only=True):
     tool_use_id: NonEmptyStr
-    content: str | list[TextBlock] | None = None
+    content: str | list[TextBlock | ToolReferenceBlock] | None = None
     is_error: bool | None = None
 
 
