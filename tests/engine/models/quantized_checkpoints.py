@@ -21,6 +21,7 @@ Packer = Callable[[torch.Tensor, int], tuple[Tensors, torch.Tensor]]
 """A weight [out, in] and the number of its module → its tensors in the file, and what they stand for."""
 
 SHAPE: dict[str, Any] = {
+    "num_hidden_layers": 2,
     "hidden_size": 192,
     "intermediate_size": 320,
     "num_attention_heads": 6,

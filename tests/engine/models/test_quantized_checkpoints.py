@@ -25,6 +25,7 @@ from tiny_checkpoints import build_reference, logits_of, reference_logits, reloa
 from leadline.engine.errors import ConfigError, UnsupportedModel
 from leadline.engine.models import forms, load_model_config
 from leadline.engine.models.forms import _check_groups
+from leadline.engine.models.fp8 import quantize_rows
 from leadline.engine.models.grouped import GroupedWeight
 from leadline.engine.models.kv_scales import fold_kv_scales
 from leadline.engine.models.loader import load_model
@@ -298,3 +299,74 @@ def test_random_weights_of_every_kind_are_about_as_large_as_plain_ones(
         quantized, _ = quantize(base, tmp_path / case, packer, fields, renamed=renamed)
         layer = load(quantized, load_format="dummy").layers[0]
         assert 0.015 < layer.qkv.grouped.plain().std() < 0.025, case
+
+
+@pytest.fixture
+def fp8_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linears and experts are kept in FP8, as on a GPU; nothing multiplies them here."""
+    monkeypatch.setattr(forms, "_is_gpu", lambda device: True)
+    monkeypatch.setattr(forms, "has_fp8", lambda device: True)
+
+
+BF16 = torch.bfloat16
+SPARSE = {
+    "hidden_size": 96,
+    "moe_intermediate_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "mlp_only_layers": [1],
+    "intermediate_size": 128,
+}
+
+
+def matrices_of(layer) -> list[torch.Tensor]:
+    """Every weight of a layer in float32, whatever its form."""
+    found = [
+        linear.weight.float() * (1.0 if linear.scale is None else linear.scale) for linear in layer.linears
+    ]
+    if layer.experts is not None:
+        pair = (layer.experts.gate_up.float(), layer.experts.down.float())
+        scales = layer.experts.scales
+        found += (
+            pair if scales is None else [one * of[:, :, None] for one, of in zip(pair, scales, strict=True)]
+        )
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("case", ["fp8_channel", "fp8_static"])
+def test_fp8_with_scales_of_rows_is_kept_as_it_is_stored(
+    case: str, ranks: int, tmp_path: Path, fp8_everywhere: None
+) -> None:
+    base = save_reference(build_reference("qwen3_moe", **SPARSE), tmp_path / "base")
+    packer, fields, _ = CASES[case]
+    quantized, plain = quantize(base, tmp_path, packer, fields)
+    ours, theirs = (load_ranks(folder, ranks, dtype=BF16) for folder in (quantized, plain))
+    for one, other in zip(ours, theirs, strict=True):
+        for layer, reference in zip(one.layers, other.layers, strict=True):
+            for linear in layer.linears:
+                assert linear.weight.dtype == torch.float8_e4m3fn
+            for left, right in zip(matrices_of(layer), matrices_of(reference), strict=True):
+                torch.testing.assert_close(left.to(BF16), right.to(BF16), atol=0, rtol=0)
+    assert ours[0].layers[0].experts.gate_up.dtype == torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_plain_weights_are_rounded_to_fp8_slice_by_slice(
+    ranks: int, tmp_path: Path, fp8_everywhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_reference(build_reference("qwen3_moe", **SPARSE).to(BF16), tmp_path)
+    plain = load_ranks(folder, ranks, dtype=BF16)
+    for model, reference in zip(
+        load_ranks(folder, ranks, dtype=BF16, quantization="fp8"), plain, strict=True
+    ):
+        for layer, other in zip(model.layers, reference.layers, strict=True):
+            for left, right in zip(layer.linears, other.linears, strict=True):
+                values, scales = quantize_rows(right.weight)
+                assert torch.equal(left.weight.view(torch.uint8), values.view(torch.uint8))
+                assert torch.equal(left.scale, scales)
+        experts, theirs = model.layers[0].experts, reference.layers[0].experts
+        values, scales = quantize_rows(theirs.down.flatten(0, 1))
+        assert torch.equal(experts.down.flatten(0, 1).view(torch.uint8), values.view(torch.uint8))
+        assert torch.equal(experts.scales[1].flatten(), scales.flatten())
+        assert torch.equal(experts.router, theirs.router)

@@ -81,6 +81,11 @@ def test_zero_points_of_both_versions_of_gptq():
     assert not read(GPTQ).of(Q).zeros
 
 
+def test_one_group_a_row_has_no_order():
+    assert read({**GPTQ, "desc_act": True}).of(Q).ordered
+    assert not read({**GPTQ, "desc_act": True, "group_size": -1}).of(Q).ordered
+
+
 def test_ranks_get_it_over_a_pipe():
     config = read(compressed(FP8, ignore=["re:.*gate$"]))
     assert pickle.loads(pickle.dumps(config)) == config

@@ -43,16 +43,17 @@ class ThreadGroup:
         )
 
 
-def load_ranks(folder, size):
+def load_ranks(folder, size, dtype=torch.float32, quantization=None):
     config, group = load_model_config(folder), ThreadGroup(size)
     return [
         load_model(
             folder,
             config,
-            dtype=torch.float32,
+            dtype=dtype,
             device="cpu",
             tp_rank=rank,
             tp_size=size,
+            quantization=quantization,
             collectives=group.of_rank(rank),
             progress=False,
         )

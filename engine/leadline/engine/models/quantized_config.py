@@ -243,13 +243,14 @@ def _compressed_group(group: _Fields, fields: _Fields) -> StoredAs:
         if group.values.get("input_activations") is not None:
             raise group.refuse("input_activations", "weights of whole numbers go with plain activations")
         weights.one_of("dynamic", False, False)
+        size = 0 if weights.get("strategy") == "channel" else _group_size(weights, "group_size")
         return StoredAs(
             Layout.PACKED,
             bits,
-            _group_size(weights, "group_size") if weights.get("strategy") != "channel" else 0,
+            size,
             weight="weight_packed",
             zeros=not weights.one_of("symmetric", True, True, False),
-            ordered=weights.get("actorder") in ("group", "dynamic"),
+            ordered=size > 0 and weights.get("actorder") in ("group", "dynamic"),
         )
     where = group if group.get("format") else fields
     raise where.refuse("format", f"not for weights of type {kind} with {bits} bits")
@@ -287,15 +288,16 @@ def _gptq(fields: _Fields) -> QuantizedConfig:
     fields.empty("dynamic", "is_marlin_format", "rotation", "adapter")
     written = fields.one_of("checkpoint_format", "gptq", "gptq", "gptq_v2")
     fields.one_of("pack_dtype", "int32", "int32")
+    size = _group_size(fields, "group_size")
     stored = StoredAs(
         Layout.GPTQ,
         fields.one_of("bits", 4, 4, 8),
-        _group_size(fields, "group_size"),
+        size,
         weight="qweight",
         scale="scales",
         zeros=not fields.one_of("sym", True, True, False),
         zero_offset=int(written == "gptq"),
-        ordered=bool(fields.one_of("desc_act", False, True, False)),
+        ordered=fields.one_of("desc_act", False, True, False) and size > 0,
     )
     return QuantizedConfig("gptq", _of_all(stored), fields.names("modules_to_not_convert"))
 
