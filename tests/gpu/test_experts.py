@@ -133,6 +133,27 @@ def test_all_tokens_to_the_same_experts_and_none_to_most() -> None:
     assert float((found[:1].double() - wanted).norm() / wanted.norm()) < 6e-3
 
 
+@pytest.mark.parametrize("rows", [1, 40, 700])
+@pytest.mark.parametrize("name", SIZES)
+def test_experts_that_were_chosen_elsewhere(name: str, rows: int) -> None:
+    """As routers by sigmoids choose them; also in a captured graph."""
+    router, gate_up, down, top = layer(name, torch.bfloat16, rows)
+    x = tokens(name, rows, torch.bfloat16, rows)
+    generator = torch.Generator("cuda").manual_seed(rows)
+    scores = torch.rand((rows, len(router)), generator=generator, device="cuda")
+    weights, chosen = scores.topk(top, dim=-1)
+    wanted = ops.experts(x, router, gate_up, down, top, True, None, None, (chosen, weights))
+    found = experts(x, router, gate_up, down, top, True, None, None, (chosen, weights))
+    assert float((found.double() - wanted.double()).norm() / wanted.double().norm()) < 1.2e-2
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = experts(x, router, gate_up, down, top, True, None, None, (chosen, weights))
+    chosen.copy_(chosen.flip(0))
+    graph.replay()
+    assert torch.equal(out, experts(x, router, gate_up, down, top, True, None, None, (chosen, weights)))
+
+
 def test_a_captured_call_routes_whatever_comes() -> None:
     *weights, top = layer("Qwen3", torch.bfloat16, 5)
     x = tokens("Qwen3", 48, torch.bfloat16, 6)

@@ -47,6 +47,22 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 2,
         "head_dim": 256,
     },
+    "GLM-4.5": {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "num_hidden_layers": 3,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 80,
+        "n_group": 4,
+        "topk_group": 2,
+    },
+    "Qwen2-MoE": {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 80,
+        "shared_expert_intermediate_size": 96,
+    },
 }
 
 

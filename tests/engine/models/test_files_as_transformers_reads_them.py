@@ -177,7 +177,7 @@ def test_fields_that_are_absent_have_the_values_of_transformers(family, tmp_path
         assert layer.rope is None or layer.rope.theta == rope["rope_theta"]
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.mlp_bias == getattr(theirs, "mlp_bias", False)
-    assert ours.attention_bias == getattr(theirs, "attention_bias", family == "qwen2")
+    assert ours.attention_bias == getattr(theirs, "attention_bias", family in ("qwen2", "qwen2_moe"))
     window = getattr(theirs, "sliding_window", None) if getattr(theirs, "use_sliding_window", True) else None
     windows = [window if kind == "sliding_attention" else None for kind in kinds]
     assert [layer.window for layer in ours.layers] == windows

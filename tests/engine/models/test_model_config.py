@@ -50,6 +50,11 @@ def hybrid(**changes):
     return {**BASE, "architectures": ["GraniteMoeHybridForCausalLM"], **shape, **changes}
 
 
+def glm4_moe(**changes):
+    shape = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+    return {**BASE, "architectures": ["Glm4MoeForCausalLM"], **shape, **changes}
+
+
 def gemma3(**changes):
     return {**BASE, "architectures": ["Gemma3ForCausalLM"], **changes}
 
@@ -213,6 +218,17 @@ def test_dynamic_ends_where_its_frequencies_would_change(tmp_path):
         (hybrid(num_local_experts=None), "num_local_experts is None, which is not supported; 0 is"),
         (hybrid(num_local_experts=62), "num_local_experts is 62, which is not supported; 0 is"),
         (hybrid(layer_types=None), "lacks layer_types"),
+        (glm4_moe(n_group=3), "3 experts of the best 1 of 3 groups .* cannot be chosen among 8"),
+        (glm4_moe(n_group=8, topk_group=2), "3 experts of the best 2 of 8 groups"),
+        (glm4_moe(n_group=4, topk_group=1), "3 experts of the best 1 of 4 groups"),
+        (glm4_moe(routed_scaling_factor="2"), "routed_scaling_factor must be a number, not '2'"),
+        (glm4_moe(first_k_dense_replace="1"), "first_k_dense_replace must be a positive integer"),
+        (moe(routed_scaling_factor=2.5), "routed_scaling_factor is 2.5"),
+        (moe(n_shared_experts=1), "n_shared_experts is 1"),
+        (
+            {**moe(use_sliding_window=True), "architectures": ["Qwen2MoeForCausalLM"]},
+            "use_sliding_window is True, which is not supported",
+        ),
         (gemma3(use_bidirectional_attention=True), "use_bidirectional_attention is True"),
         (gemma3(attn_logit_softcapping=50.0), "attn_logit_softcapping is 50.0"),
         (gemma3(rope_parameters={"rope_type": "default"}), "rope_parameters must be an object with full_att"),

@@ -96,6 +96,8 @@ CASES = {
     "multipliers": (3, "granite", {"num_key_value_heads": 3, "attention_bias": True, "mlp_bias": True}),
     "windows_and_scaled_tied_embedding": (2, "gemma3_text", {}),
     "capped_logits": (4, "gemma2", {"num_key_value_heads": 1}),
+    "an_mlp_beside_experts": (2, "qwen2_moe", {}),
+    "groups_of_experts": (3, "glm4_moe", {"num_key_value_heads": 3}),
     "a_last_rank_with_less_vocabulary": (4, "mistral", {"num_attention_heads": 4, "vocab_size": 97}),
 }
 

@@ -272,7 +272,7 @@ def test_the_text_half_of_a_model_of_images_is_served_and_one_warning_names_the_
     assert "multi_modal_projector" in line
 
 
-@pytest.mark.parametrize("family", ["glm4", "olmo2", "gemma3_text", "granite", "phi3"])
+@pytest.mark.parametrize("family", ["glm4", "olmo2", "gemma3_text", "granite", "phi3", "glm4_moe"])
 def test_variants_in_fp8_are_near_their_plain_weights(family, tmp_path):
     """Rows in another order keep their scales, and norms of all kinds take those of the cache."""
     folder = save_reference(build_reference(family), tmp_path)
@@ -280,3 +280,16 @@ def test_variants_in_fp8_are_near_their_plain_weights(family, tmp_path):
     for options, bound in (({"fp8_kv": True}, 1e-4), ({"quantization": "fp8"}, 0.25)):
         error = (logits_of(load(folder, **options), IDS) - plain).norm() / plain.norm()
         assert error < bound, options
+
+
+def test_layers_that_only_draft_tokens_are_passed_over(tmp_path):
+    reference = build_reference("glm4_moe")
+    folder = save_reference(reference, tmp_path)
+    rewrite(folder, lambda tensors: tensors.update({"model.layers.3.eh_proj.weight": torch.ones(8)}))
+    with pytest.raises(UnsupportedModel, match=r"unexpected: model\.layers\.3\.eh_proj"):
+        load(folder)
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, "num_nextn_predict_layers": 1}))
+    torch.testing.assert_close(
+        logits_of(load(folder), IDS), reference_logits(reference, IDS), atol=2e-4, rtol=1e-4
+    )

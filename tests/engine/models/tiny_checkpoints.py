@@ -84,6 +84,32 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 3,
         "query_pre_attn_scalar": 20,
     },
+    "qwen2_moe": {
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 56,
+    },
+    "glm4_moe": {
+        "head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "n_shared_experts": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+        "use_qk_norm": True,
+        "num_nextn_predict_layers": 0,
+    },
+    "dots1": {
+        "head_dim": 16,
+        "n_routed_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+    },
     "qwen3_moe": {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 16},
 }
 
@@ -106,6 +132,9 @@ def build_reference(family: str, seed: int = 0, **changes: Any) -> Any:
                 parameter.normal_(0.0, 0.3)
             elif "norm" in name:
                 parameter.uniform_(0.5, 1.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.normal_(0.0, 0.2)
     return model
 
 

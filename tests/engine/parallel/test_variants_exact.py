@@ -32,6 +32,8 @@ CASES = {
     "Gemma 3": ("gemma3_text", {"sliding_window": WINDOW}),
     "neighbouring pairs, a part of a head": ("glm4", {}),
     "multipliers": ("granite", {}),
+    "sigmoid router, groups, shared experts": ("glm4_moe", {}),
+    "a gated MLP beside experts": ("qwen2_moe", {}),
     "queries that grow": ("ministral3", {}),
 }
 """Name → family and its changes."""

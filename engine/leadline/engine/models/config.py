@@ -92,6 +92,8 @@ class ModelConfig:
     """embedding_scale is rounded to the model's dtype first."""
     residual_scale: float = 1.0
     """Of what attention and MLP add."""
+    extra_layers: int = 0
+    """Layers behind the model's own that a checkpoint may hold; they draft tokens and are not loaded."""
     wrapped: bool = False
     """The text half of a model of text and images: tensors of the other half are skipped."""
     experts: ExpertsConfig | None = None
@@ -178,13 +180,14 @@ def load_model_config(path: str | Path) -> ModelConfig:
         attention_bias=flag(fields, "attention_bias") if qkv_bias is None else qkv_bias,
         o_bias=flag(fields, o_bias) if isinstance(o_bias, str) else o_bias,
         mlp_bias=flag(fields, "mlp_bias") if mlp_bias is None else mlp_bias,
-        head_norms=family.head_norms,
+        head_norms=_head_norms(fields, family),
         norm_offset=family.norm_offset,
         activation=activation,
         names=family.names,
         dtype=_dtype(fields),
         **_multipliers(fields, family, head_dim, hidden),
         wrapped=wrapper is not None,
+        extra_layers=positive(fields, family.extra_layers) if fields.get(family.extra_layers or "") else 0,
         experts=None if family.experts is None else read_experts(fields, family.experts, num_layers),
         quantized=read_quantization(raw),
         bos_token_id=generation.get("bos_token_id", raw.get("bos_token_id")),
@@ -259,6 +262,11 @@ def _text_half(raw: Mapping[str, Any], architecture: str, wrapper: Wrapper) -> t
     }
     ignored = {"architectures": None, "_name_or_path": None}
     return {**wrapper.defaults, **text, **ignored, **beside, "model_type": kind}, families[kind]
+
+
+def _head_norms(fields: Mapping[str, Any], family: Family) -> str:
+    name = family.head_norms_field
+    return family.head_norms if name is None or flag(fields, name) else "none"
 
 
 def _multipliers(

@@ -26,6 +26,7 @@ def active_weights(config: ModelConfig) -> int:
     mlps = config.num_layers * dense
     if config.experts is not None:
         experts = config.experts
-        sparse = 3 * config.hidden_size * experts.intermediate_size * experts.per_token
+        width = experts.intermediate_size * experts.per_token + experts.shared_size
+        sparse = 3 * config.hidden_size * width
         mlps = dense * len(experts.dense_layers) + sparse * (config.num_layers - len(experts.dense_layers))
     return config.num_layers * projected + mlps

@@ -25,6 +25,7 @@ from leadline.engine.models.layers import (
     Norm,
     Place,
     RowLinear,
+    Slot,
     Slots,
     VocabEmbedding,
     VocabHead,
@@ -87,14 +88,24 @@ class DecoderLayer:
         self.activation = ops.silu_and_mul if config.activation == "silu" else ops.gelu_and_mul
         if config.experts is not None and index not in config.experts.dense_layers:
             self.experts = Experts(config.experts, hidden, place, tp, ops)
-        else:
-            columns = tp.share(config.intermediate_size)
+        size, mlp, self.down_name, merged = config.intermediate_size, "mlp", names.down, names.gate_up
+        self.shared_gate: torch.Tensor | None = None
+        """[1, hidden]: of the MLP of all tokens beside the experts"""
+        if self.experts is not None:
+            called, size, merged = self.experts.config.names, self.experts.config.shared_size, None
+            mlp, self.down_name = f"{called.shared}", f"{called.shared}.down_proj"
+            if called.shared_gate is not None:
+                self.shared_gate = place.empty(1, hidden)
+        self.has_mlp = size > 0
+        """A plain one, or one beside the experts."""
+        if self.has_mlp:
+            columns = tp.share(size)
             self.gate_up = ColumnLinear(
-                [("mlp.gate_proj", columns), ("mlp.up_proj", columns)],
+                [(f"{mlp}.gate_proj", columns), (f"{mlp}.up_proj", columns)],
                 hidden,
                 place,
                 bias=config.mlp_bias,
-                merged=names.gate_up,
+                merged=merged,
             )
             self.down = RowLinear(hidden, columns, place, tp, Sum.DOWN, bias=config.mlp_bias)
 
@@ -160,9 +171,12 @@ class DecoderLayer:
         yield from self.o.slots(f"{prefix}.self_attn.o_proj")
         if self.experts is not None:
             yield from self.experts.slots(prefix)
-            return
-        yield from self.gate_up.slots(prefix)
-        yield from self.down.slots(f"{prefix}.{names.down}")
+            if self.shared_gate is not None:
+                gate = f"{prefix}.{self.experts.config.names.shared_gate}.weight"
+                yield gate, Slot(self.shared_gate, tuple(self.shared_gate.shape))
+        if self.has_mlp:
+            yield from self.gate_up.slots(prefix)
+            yield from self.down.slots(f"{prefix}.{self.down_name}")
 
     def settle(self) -> None:
         """Call once after loading: weights as checkpoints have them become those that `attention` takes."""
@@ -186,14 +200,14 @@ class DecoderLayer:
         """Yield each linear with the prefix that `slots` gives it."""
         yield prefix, self.qkv
         yield f"{prefix}.self_attn.o_proj", self.o
-        if self.experts is None:
+        if self.has_mlp:
             yield prefix, self.gate_up
-            yield f"{prefix}.{self.names.down}", self.down
+            yield f"{prefix}.{self.down_name}", self.down
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         attention = self.qkv, self.o
-        return attention if self.experts is not None else (*attention, self.gate_up, self.down)
+        return (*attention, self.gate_up, self.down) if self.has_mlp else attention
 
     def finalize(self) -> None:
         for linear in self.linears:

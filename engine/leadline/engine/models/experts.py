@@ -4,13 +4,19 @@ add up.
     x ─ router ─ softmax ─ the best of them ─▶ weights
     x ─ those experts: silu(x gateᵀ) * (x upᵀ), downᵀ ─▶ weighted sum
 
+Other routers score by sigmoids, choose by scores with a learned correction, or among the best groups of
+experts only; those go through `route`. An MLP of all tokens beside the experts is the layer's own.
+
 All experts of a layer lie in two tensors. Over ranks each expert is split as a plain MLP is: every rank has
 some columns of all experts, routes alike, and leaves a term of the same sum.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
+import torch.nn.functional as F
 
 from leadline.engine.models.experts_config import ExpertsConfig
 from leadline.engine.models.fp8 import FP8
@@ -31,7 +37,9 @@ class Experts:
         self.config, self.tp, self.run = config, tp, ops.experts
         self.part = part = tp.share(config.intermediate_size)
         padded = part.filled < part.count
-        self.router = place.empty(config.count, hidden_size)
+        wide = dataclasses.replace(place, dtype=torch.promote_types(place.dtype, torch.float32))
+        self.router = (wide if config.names.wide_router else place).empty(config.count, hidden_size)
+        self.bias = None if config.names.bias is None else wide.zeros(config.count)
         self.gate_up = place.matrix(config.count, 2 * part.count, hidden_size, padded=padded)
         self.down = place.matrix(config.count, hidden_size, part.count, padded=padded)
         self.form, self.dtype = Form.PLAIN, place.dtype
@@ -43,7 +51,28 @@ class Experts:
         out = None if self.tp.fabric is None else self.tp.fabric.partial(Sum.DOWN, len(x))
         config = self.config
         top, renormalize = config.per_token, config.renormalize
-        return self.run(x, self.router, self.gate_up, self.down, top, renormalize, out, self.scales)
+        routing = None if config.is_plain else self.route(x)
+        return self.run(x, self.router, self.gate_up, self.down, top, renormalize, out, self.scales, routing)
+
+    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [T, hidden] → the experts of each token, int64 [T, top], and their weights, float32 [T, top]."""
+        config = self.config
+        logits = F.linear(x.to(self.router.dtype), self.router)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        scores = logits.sigmoid() if config.names.scoring == "sigmoid" else logits.softmax(dim=-1)
+        ranked = scores if self.bias is None else scores + self.bias
+        if config.groups > 1:
+            grouped = ranked.unflatten(1, (config.groups, -1))
+            best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(config.top_groups, dim=-1).indices
+            outside = torch.ones(grouped.shape[:2], dtype=torch.bool, device=x.device).scatter_(
+                1, best, False
+            )
+            ranked = grouped.masked_fill(outside[:, :, None], -torch.inf).flatten(1)
+        chosen = ranked.topk(config.per_token, dim=-1).indices
+        weights = scores.gather(1, chosen)
+        if config.renormalize:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return chosen, weights * config.scale
 
     def of_one(self, residual: torch.Tensor, norm: tuple[torch.Tensor, float]) -> None:
         """residual [1, hidden] += the output for the normed residual, over all ranks; on CUDA, in 16 bits.
@@ -84,6 +113,8 @@ class Experts:
         config, part, hidden = self.config, self.part, self.router.shape[1]
         names, filled = config.names, part.filled
         yield f"{prefix}.{names.router}.weight", Slot(self.router, tuple(self.router.shape))
+        if self.bias is not None:
+            yield f"{prefix}.{names.bias}", Slot(self.bias, tuple(self.bias.shape))
         wide, tall = (config.intermediate_size, hidden), (hidden, config.intermediate_size)
         for expert in range(config.count):
             name = f"{prefix}.{names.experts}.{expert}"

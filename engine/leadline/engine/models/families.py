@@ -47,6 +47,24 @@ _GRANITE = {
 }
 
 
+_DEEPSEEK_EXPERTS = ExpertNames(
+    counts=("n_routed_experts", "num_local_experts"),
+    size="moe_intermediate_size",
+    router="mlp.gate",
+    experts="mlp.experts",
+    gate="gate_proj",
+    up="up_proj",
+    down="down_proj",
+    scoring="sigmoid",
+    bias="mlp.gate.e_score_correction_bias",
+    wide_router=True,
+    shared="mlp.shared_experts",
+    shared_count="n_shared_experts",
+    first_dense="first_k_dense_replace",
+)
+"""As DeepSeek V3 has them."""
+
+
 @dataclass(slots=True, frozen=True)
 class Family:
     """Traits that a family's config.json leaves unsaid. A bias named None is read from the config."""
@@ -61,6 +79,8 @@ class Family:
     """None: the field mlp_bias decides."""
     head_norms: Literal["none", "head", "whole"] = "none"
     """RMSNorm of queries and keys before they are rotated: of each head, or over all heads of a token."""
+    head_norms_field: str | None = None
+    """There are any only if this field is true."""
     norm_offset: bool = False
     """Norms multiply by 1 + weight."""
     scaled_embedding: bool = False
@@ -72,6 +92,8 @@ class Family:
     """The field with the width of a plain MLP."""
     experts: ExpertNames | None = None
     """Its MLPs are mixtures of experts."""
+    extra_layers: str | None = None
+    """The field with how many layers follow the model's own in a checkpoint; they are not loaded."""
     multipliers: frozenset[str] = frozenset()
     """Fields that are read here and refused elsewhere, because they change what is computed: attention_scale
     and the like (config.py)."""
@@ -89,11 +111,14 @@ class Family:
         """Fields of config.json that are read for this family beside those of every one."""
         names = {*self.defaults, *self.multipliers, *self.harmless, *self.required, self.intermediate_size}
         names |= self.windows.fields | self.rotation.fields
+        if self.head_norms_field is not None:
+            names.add(self.head_norms_field)
         if isinstance(self.o_bias, str):
             names.add(self.o_bias)
+        if self.extra_layers is not None:
+            names.add(self.extra_layers)
         if self.experts is not None:
-            names |= {*self.experts.counts, self.experts.size, "num_experts_per_tok"}
-            names |= {"mlp_only_layers", "decoder_sparse_step", "norm_topk_prob"}
+            names |= self.experts.fields
         return frozenset(names)
 
 
@@ -366,6 +391,58 @@ FAMILIES: dict[str, Family] = {
             "moe_intermediate_size": 768,
             "sliding_window": 4096,
         },
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        "qwen2_moe",
+        qkv_bias=True,
+        experts=ExpertNames(
+            counts=("num_experts", "num_local_experts"),
+            size="moe_intermediate_size",
+            router="mlp.gate",
+            experts="mlp.experts",
+            gate="gate_proj",
+            up="up_proj",
+            down="down_proj",
+            shared="mlp.shared_expert",
+            shared_size="shared_expert_intermediate_size",
+            shared_gate="mlp.shared_expert_gate",
+        ),
+        defaults={
+            "num_key_value_heads": 16,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+        },
+        required={"use_sliding_window": (False, None)},
+    ),
+    "Glm4MoeForCausalLM": Family(
+        "glm4_moe",
+        qkv_bias=None,
+        head_norms="head",
+        head_norms_field="use_qk_norm",
+        rotation=RotationRule(partial=0.5),
+        experts=_DEEPSEEK_EXPERTS,
+        extra_layers="num_nextn_predict_layers",
+        defaults={
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 1408,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "num_experts_per_tok": 8,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
+    "Dots1ForCausalLM": Family(
+        "dots1",
+        qkv_bias=None,
+        o_bias="attention_bias",
+        head_norms="head",
+        windows=WindowRule("from max_window_layers"),
+        experts=_DEEPSEEK_EXPERTS,
+        defaults={"sliding_window": 4096, "max_window_layers": 62},
     ),
 }
 """Architecture name, as config.json's `architectures` has it → family."""

@@ -101,19 +101,23 @@ def experts(
     renormalize: bool,
     out: torch.Tensor | None = None,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    routing: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """A mixture of experts: each token goes through the `top` ones of highest softmax, whose outputs are
     weighted by it (renormalize: over the chosen ones) and added up.
 
     x [T, hidden]; router [E, hidden]; gate_up [E, 2n, hidden], a row of it being | gate | up |; down [E,
     hidden, n]; scales float32 [E, 2n] and [E, hidden] of their rows, if they are in FP8. Returns [T, hidden],
-    `out` if it is given.
+    `out` if it is given. routing: experts int64 [T, top] and weights float32 [T, top], chosen elsewhere.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
-    odds = F.linear(x, router).to(wide).softmax(dim=-1)
-    weights, chosen = odds.topk(top, dim=-1)
-    if renormalize:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
+    if routing is not None:
+        chosen, weights = routing
+    else:
+        odds = F.linear(x, router).to(wide).softmax(dim=-1)
+        weights, chosen = odds.topk(top, dim=-1)
+        if renormalize:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
     total = torch.zeros(x.shape, dtype=wide, device=x.device)
     for expert in chosen.unique().tolist():
         rows, choice = (chosen == expert).nonzero(as_tuple=True)

@@ -135,7 +135,14 @@ def _layers(config: ModelConfig, ranks: int) -> _Layers:
         total += sparse_layers * experts.count * 3 * hidden * inner
         total_rows += sparse_layers * experts.count * (2 * inner + hidden)
         total_plain += sparse_layers * experts.count * hidden  # the router
-        widest = max(widest if experts.dense_layers else 0, projected + experts.per_token * 3 * inner)
+        shared = -(-experts.shared_size // ranks)
+        if shared:
+            total += sparse_layers * 3 * hidden * shared
+            total_rows += sparse_layers * (2 * shared + hidden)
+            total_plain += sparse_layers * (hidden if experts.names.shared_gate is not None else 0)
+        widest = max(
+            widest if experts.dense_layers else 0, projected + experts.per_token * 3 * inner + 3 * shared
+        )
     return _Layers(total, total_rows, total_plain, kv_heads, widest)
 
 
@@ -159,6 +166,10 @@ def _quantized_bytes(config: ModelConfig, quantized: QuantizedConfig, ranks: int
             both = (f"{called.experts}.0.{called.gate}", f"{called.experts}.0.{called.up}")
             down = (f"{called.experts}.0.{called.down}",)
             matrices += [(both, 2 * inner, hidden, experts.count), (down, hidden, inner, experts.count)]
+            if shared := -(-experts.shared_size // ranks):
+                both = (f"{called.shared}.gate_proj", f"{called.shared}.up_proj")
+                down = (f"{called.shared}.down_proj",)
+                matrices += [(both, 2 * shared, hidden, 1), (down, hidden, shared, 1)]
         for modules, rows, columns, count in matrices:
             stored = [quantized.of(f"{prefix}.{module}") for module in modules]
             first, alike = stored[0], all(one == stored[0] for one in stored)

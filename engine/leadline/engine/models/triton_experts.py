@@ -139,6 +139,7 @@ def experts(
     renormalize: bool,
     out: torch.Tensor | None = None,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    routing: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """`models.ops.experts`."""
     tokens, hidden = x.shape
@@ -152,22 +153,12 @@ def experts(
         return torch.empty(shape, dtype=torch.int32, device=x.device)
 
     counts, cursors = torch.zeros((2, count), dtype=torch.int32, device=x.device)
-    chosen, order, starts, tile_ends = numbers(tokens, top), numbers(pairs), numbers(count), numbers(count)
-    weights = torch.empty((tokens, top), dtype=torch.float32, device=x.device)
-    logits = F.linear(x, router)
-    _choose_kernel[(tokens,)](
-        logits,
-        chosen,
-        weights,
-        counts,
-        logits.stride(0),
-        EXPERTS=count,
-        TILE=tile,
-        TOP=top,
-        TOP_TILE=triton.next_power_of_2(top),
-        RENORMALIZE=renormalize,
-        num_warps=1,
-    )
+    order, starts, tile_ends = numbers(pairs), numbers(count), numbers(count)
+    if routing is None:
+        chosen, weights = _choose(x, router, counts, top, renormalize)
+    else:
+        chosen, weights = routing[0].to(torch.int32), routing[1].float()
+        counts.scatter_add_(0, routing[0].flatten(), torch.ones_like(order))
     _place_kernel[(triton.cdiv(pairs, _PAIRS),)](
         chosen,
         counts,
@@ -222,6 +213,30 @@ def experts(
     inside = product(x.contiguous(), gate_up, wide, inner, True)
     terms = product(inside, down, tall, hidden, False).view(tokens, top, hidden)
     return torch.sum(terms, dim=1) if out is None else torch.sum(terms, dim=1, out=out)
+
+
+def _choose(
+    x: torch.Tensor, router: torch.Tensor, counts: torch.Tensor, top: int, renormalize: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each token, int32 [T, top], and their weights, float32 [T, top]; `counts` grow."""
+    tokens, count = len(x), router.shape[0]
+    chosen = torch.empty((tokens, top), dtype=torch.int32, device=x.device)
+    weights = torch.empty((tokens, top), dtype=torch.float32, device=x.device)
+    logits = F.linear(x, router)
+    _choose_kernel[(tokens,)](
+        logits,
+        chosen,
+        weights,
+        counts,
+        logits.stride(0),
+        EXPERTS=count,
+        TILE=triton.next_power_of_2(count),
+        TOP=top,
+        TOP_TILE=triton.next_power_of_2(top),
+        RENORMALIZE=renormalize,
+        num_warps=1,
+    )
+    return chosen, weights
 
 
 def _tiles(pairs_an_expert: float, dtype: torch.dtype) -> tuple[int, int, int, int, int]:

@@ -1,5 +1,5 @@
 """Layers in other orders than decoder.py draws: norms after attention and MLP, sums that are scaled, gates
-that are not silu, norms over all heads.
+that are not silu, norms over all heads, experts that are routed otherwise or have an MLP beside them.
 
     residual ─┬ [norm] → attn → o → sum over ranks → [norm] ─ * scale ─▶ + ─┬ [norm] → mlp → ... ─▶ +
               └────────────────────────────────────────────────────────────┘
@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 
 from leadline.engine.models.base import AttentionFn, KVWrite, Rotations
 from leadline.engine.models.config import ModelConfig
-from leadline.engine.models.layers import Norm, RowLinear
+from leadline.engine.models.layers import Linear, Norm, RowLinear
 from leadline.engine.models.ops import Ops
 from leadline.engine.models.parallel import Sum, TensorParallel
 
@@ -51,6 +52,7 @@ def is_variant(config: ModelConfig) -> bool:
         or config.head_norms == "whole"
         or config.activation != "silu"
         or config.residual_scale != 1.0
+        or (config.experts is not None and not config.experts.is_plain)
     )
 
 
@@ -85,7 +87,13 @@ def variant_layers(
         term = _normed(model, _summed(model, layer.o, x), layer.after_attention)
         x, residual = _add(model, term, residual, layer.before_mlp)
         if layer.experts is not None:
-            term = _total(model, Sum.DOWN, layer.experts.partial(x))
+            term = layer.experts.partial(x)
+            if layer.has_mlp:
+                shared = Linear.__call__(layer.down, layer.activation(layer.gate_up(x)))
+                if layer.shared_gate is not None:
+                    shared = shared.mul_(F.linear(x, layer.shared_gate).sigmoid_())
+                term.add_(shared)
+            term = _total(model, Sum.DOWN, term)
         else:
             term = _summed(model, layer.down, layer.activation(layer.gate_up(x)))
         term = _normed(model, term, layer.after_mlp)
