@@ -12,6 +12,7 @@ from openai.types.responses import response_create_params as responses
 from leadline.engine.server.routes.openapi import document
 from leadline.gateway.request.dialects import DIALECTS
 from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest
+from leadline.protocol.openai.other_servers import SKIPPED
 from leadline.protocol.responses import ResponsesRequest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
@@ -35,13 +36,15 @@ def first_column(table: str) -> set[str]:
 def test_every_field_is_served_refused_or_ignored_as_the_page_says() -> None:
     of_openai, rest = FIELDS.split("Beyond OpenAI's;")
     beyond, rest = rest.split("\nRefused with 400")
-    refused, ignored = rest.split("\nIgnored, ")
+    refused, rest = rest.split("\nSkipped, ")
+    skipped, ignored = rest.split("\nIgnored, ")
     refused_fields = {*ChatCompletionRequest.not_supported}
     assert in_backticks(refused) == refused_fields
     refused_fields -= {*CompletionRequest.__struct_fields__} - {*CompletionRequest.not_supported}
+    assert in_backticks(skipped) == {*SKIPPED}
     assert in_backticks(ignored) == OPENAIS - OURS
     assert first_column(of_openai) == OPENAIS & OURS - refused_fields
-    assert first_column(beyond) == OURS - OPENAIS - refused_fields
+    assert first_column(beyond) == OURS - OPENAIS - refused_fields - {*SKIPPED}
 
 
 def test_every_field_of_responses_is_served_refused_or_ignored_as_its_page_says() -> None:
@@ -52,11 +55,11 @@ def test_every_field_of_responses_is_served_refused_or_ignored_as_its_page_says(
     refused, ignored = rest.split("\nIgnored, ")
     ours = {*ResponsesRequest.__struct_fields__}
     openais = {*responses.ResponseCreateParamsBase.__annotations__, "stream"}
-    refused_fields = {"background", "conversation", "prompt"}
+    refused_fields = {"background", "conversation", "prompt", *ResponsesRequest.not_supported}
     assert in_backticks(refused) - {"input"} == refused_fields
     assert in_backticks(ignored) == openais - ours
-    assert first_column(of_openai) == openais & ours - refused_fields
-    assert in_backticks(beyond) == ours - openais
+    assert first_column(of_openai) - {"enable_response_messages"} == openais & ours - refused_fields
+    assert in_backticks(beyond) == ours - openais - refused_fields - {*SKIPPED, "enable_response_messages"}
 
 
 def test_every_path_of_an_engine_is_in_the_table() -> None:

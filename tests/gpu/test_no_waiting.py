@@ -22,6 +22,8 @@ KINDS = [
     {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
     {"temperature": 0.7, "presence_penalty": 0.5, "repetition_penalty": 1.1, "logit_bias": {7: 2.0}},
     {"temperature": 0.0, "logprobs": 5, "min_tokens": 4},
+    {"temperature": 0.0, "allowed_token_ids": tuple(range(100, 900)), "bad_words": ((150, 151),)},
+    {"temperature": 0.8, "bad_words": ((5,), (7, 9), (1, 2, 3))},
 ]
 
 

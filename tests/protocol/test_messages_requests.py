@@ -227,14 +227,14 @@ def test_tools_without_a_schema_are_skipped_and_named() -> None:
             {"type": "odd", "name": "line\nbreak"},
         ]
     )
-    assert made.skipped_tools == ("tools[0] web_search", "tools[2] bash", "tools[3]", "tools[4]")
+    assert made.skipped == ("tools[0] web_search", "tools[2] bash", "tools[3]", "tools[4]")
     assert made.tools is not None
     assert [tool.function.name for tool in made.tools] == ["weather"]  # type: ignore[union-attr]
 
 
 def test_a_tool_of_a_new_type_with_a_schema_is_shown() -> None:
     made = chat(tools=[TOOL | {"type": "text_editor_20991231"}])
-    assert made.skipped_tools == ()
+    assert made.skipped == ()
 
 
 def test_examples_of_a_tools_input_are_in_its_description() -> None:
@@ -386,7 +386,7 @@ def test_a_request_in_the_form_of_claude_codes_becomes_a_chat() -> None:
         {"role": "system", "content": "You have these agents: ..."},
     ]
     assert made.tools[0].function.parameters == edit  # type: ignore[index,union-attr]
-    assert made.skipped_tools == ()
+    assert made.skipped == ()
 
 
 def test_values_that_change_nothing_are_accepted() -> None:

@@ -207,7 +207,7 @@ def test_tools_of_other_types_are_skipped_and_named() -> None:
             },
         }
     ]
-    assert chat.skipped_tools == (
+    assert chat.skipped == (
         "tools[0] web_search",
         "tools[1] custom.apply_patch",
         "tools[3] namespace.files",

@@ -39,6 +39,11 @@ class ThoughtSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Token sequences that open one. Of those with one token, each may open it from `maybe`."""
     answers: tuple[tuple[int, ...], ...] = ()
     """Token sequences that begin the answer. Empty: the end of the thought does."""
+    heading: tuple[int, ...] = ()
+    """Tokens that stand between the end of a message and an opening, or the beginning of the answer. Empty:
+    messages of other kinds may come too, such as calls."""
+    blanks: tuple[int, ...] = ()
+    """Tokens of white space, which may stand in front of an opening at `maybe`."""
     budget: int | None = None
     """Tokens a thought may have, tags aside; then `closing` is forced. None: any number."""
     closing: tuple[int, ...] = ()

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from leadline.gateway.access.keys import KeyRing
+from leadline.gateway.access.limits import RateLimits
 from leadline.gateway.access.principal import Principal
 from leadline.gateway.admission.admission import Admission
 from leadline.gateway.background import Background
@@ -37,7 +39,7 @@ from leadline.gateway.tokens.service import TokenService
 from leadline.gateway.upstream.settings import ProxySettings
 from leadline.protocol.errors import RequestError
 from leadline.protocol.http.answers import answer_to, error_body
-from leadline.protocol.http.asgi import Receive, Scope, Send, serve_asgi
+from leadline.protocol.http.asgi import EXCHANGE, Receive, Scope, Send, serve_asgi
 from leadline.protocol.http.deadlines import Deadlines
 from leadline.protocol.http.exchange import Exchange
 from leadline.protocol.http.headers import NAME, authorization_of
@@ -118,6 +120,9 @@ class Gateway:
             config, self.table, self.admission, self.metrics, refresh=self.refresh_metrics
         )
         self.draining = False
+        self.limits: RateLimits | None = None
+        self.access_log: AccessLog | None = None
+        """Both while it runs."""
         self._rest = _rest_of_the_api(self)
         self._proxy: ProxyHandler | None = None
         self.deadlines = Deadlines()
@@ -146,11 +151,11 @@ class Gateway:
         """Everything that serving takes, for as long as the context is open."""
         tracing = start_tracing(self.config.server.otlp_endpoint)
         dispatcher = Dispatcher(self.settings, self.admission)
-        access_log = AccessLog() if self.settings.access_log else None
+        access_log = self.access_log = AccessLog() if self.settings.access_log else None
         watches: list[Callable[[], Coroutine[Any, Any, None]]] = [self.keys.watch]
         if self.config_watch is not None:
             watches.append(self.config_watch.watch)
-        limits = await self.background.start(dispatcher, watches)
+        limits = self.limits = await self.background.start(dispatcher, watches)
         self._proxy = ProxyHandler(
             table=self.table,
             admission=self.admission,
@@ -300,31 +305,53 @@ def _add_stored_responses(app: FastAPI, gateway: Gateway) -> None:
     """Routes of responses that are stored."""
     store = gateway.responses
 
-    def tenant_of(request: Request) -> str:
-        """Raises InvalidKey."""
-        return _principal_of(request, gateway).tenant
+    async def shown(tenant: str, name: str) -> bytes:
+        return _json_of((await store.get(tenant, name)).response)
+
+    async def deleted(tenant: str, name: str) -> bytes:
+        await store.delete(tenant, name)
+        return _json_of({"id": name, "object": "response.deleted", "deleted": True})
+
+    async def items(tenant: str, name: str) -> bytes:
+        return _json_of(listed(name, (await store.get(tenant, name)).input))
 
     @app.get("/v1/responses/{name}")
     async def response(request: Request, name: str) -> Response:
-        try:
-            return _json(_json_of((await store.get(tenant_of(request), name)).response))
-        except RequestError as error:
-            return _error(error)
+        return await _recorded(request, gateway, partial(shown, name=name))
 
     @app.delete("/v1/responses/{name}")
     async def delete(request: Request, name: str) -> Response:
-        try:
-            await store.delete(tenant_of(request), name)
-        except RequestError as error:
-            return _error(error)
-        return _json(_json_of({"id": name, "object": "response.deleted", "deleted": True}))
+        return await _recorded(request, gateway, partial(deleted, name=name))
 
     @app.get("/v1/responses/{name}/input_items")
-    async def items(request: Request, name: str) -> Response:
-        try:
-            return _json(_json_of(listed(name, (await store.get(tenant_of(request), name)).input)))
-        except RequestError as error:
-            return _error(error)
+    async def input_items(request: Request, name: str) -> Response:
+        return await _recorded(request, gateway, partial(items, name=name))
+
+
+async def _recorded(
+    request: Request, gateway: Gateway, answer: Callable[[str], Awaitable[bytes]]
+) -> Response:
+    """Answer a request of a tenant as the proxy does others: as one of its key's limit, with a line in the
+    access log, and counted."""
+    arrived, principal, status = time.monotonic(), None, 500
+    limits = gateway.limits
+    try:
+        principal = _principal_of(request, gateway)
+        left: dict[str, str] = {}
+        if limits is not None and limits.apply_to(principal):
+            left = await limits.take(principal, 0)
+        made = _json(await answer(principal.tenant))
+        made.headers.update(left)
+        status = made.status_code
+        return made
+    except RequestError as error:
+        status = error.status
+        return _error(error)
+    finally:
+        gateway.metrics.service("").ended(status)
+        if gateway.access_log is not None and (exchange := request.scope.get(EXCHANGE)) is not None:
+            name = dict(exchange.headers)[NAME]
+            gateway.access_log.write(exchange, name, arrived, status, None, principal)
 
 
 _json_of = msgspec.json.Encoder().encode

@@ -31,6 +31,8 @@ log = logging.getLogger("leadline.gateway")
 
 _TIMEOUT = 2.0
 """Seconds for one answer of Redis."""
+_PAUSE = 10.0
+"""Seconds without a try after Redis has failed: a Redis that hangs must not delay every answer."""
 _LONGEST_ID = 128
 _POINTERS = (b'"previous_response_id"', b'"id"')
 _encode = msgspec.json.Encoder().encode
@@ -87,7 +89,12 @@ class StoreDown(GatewayRefusal):
 class ResponseStore:
     """Responses of all tenants. Raises ValueError for a URL that cannot be read."""
 
-    def __init__(self, url: str, config: ResponsesConfig) -> None:
+    def __init__(
+        self, url: str, config: ResponsesConfig, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._down_until = 0.0
+        """No try before."""
         self.enabled = bool(url) and config.store_seconds > 0
         self._config = config
         self._redis = connect(url, _TIMEOUT) if self.enabled else None
@@ -157,8 +164,10 @@ class ResponseStore:
 
     async def keep(self, tenant: str, items: list[Any], answer: bytes) -> None:
         """Store an answer (JSON of a response) to `items`. One that is too large is not stored, and neither
-        is any while Redis is down."""
+        is any while Redis is down or has just failed."""
         assert self._redis is not None
+        if self._clock() < self._down_until:
+            return
         config = self._config
         try:
             made = _answers.decode(answer)
@@ -185,7 +194,8 @@ class ResponseStore:
                 await self._redis.delete(*[_key(tenant, "r", name) for name in names])
                 await self._redis.zrem(index, *names)
         except (RedisError, OSError) as error:
-            log.warning("a response could not be stored: %s", error)
+            self._down_until = self._clock() + _PAUSE
+            log.warning("a response could not be stored, and none will be for %g s: %s", _PAUSE, error)
 
     async def _with_items(
         self, tenant: str, items: list[Any], references: dict[int, str], max_bytes: int
@@ -218,9 +228,12 @@ class ResponseStore:
 
     async def _read(self, key: str) -> bytes | None:
         assert self._redis is not None
+        if self._clock() < self._down_until:
+            raise StoreDown
         try:
             data: bytes | None = await self._redis.get(key)
         except (RedisError, OSError):
+            self._down_until = self._clock() + _PAUSE
             raise StoreDown from None
         return data
 

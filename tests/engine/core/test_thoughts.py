@@ -39,6 +39,20 @@ def test_where_the_model_opens_its_thought_the_first_token_decides() -> None:
     assert answers.in_answer
 
 
+def test_white_space_in_front_of_an_opening_decides_nothing_unless_a_grammar_allows_it() -> None:
+    """As the parser of the text has it."""
+    blank = spec("maybe", budget=1, blanks=(NEWLINE,))
+    thought = Thought(blank)
+    for token in (NEWLINE, NEWLINE, OPEN, 1):
+        assert not thought.answering
+        thought.take(token)
+    assert thought.allowed.tokens == (NEWLINE,), "the budget ends the thought"
+    constrained = Thought(blank, structured=True)
+    constrained.take(NEWLINE)
+    assert constrained.answering
+    assert constrained.in_answer
+
+
 def test_messages_may_be_thoughts_until_the_answer_begins() -> None:
     channel, analysis, final, message = 30, 31, 32, 33
     opens, begins = ((channel, analysis, message),), ((channel, final, message),)
@@ -49,6 +63,27 @@ def test_messages_may_be_thoughts_until_the_answer_begins() -> None:
         thought.take(token)
     assert seen == [(), (), (), (), (END,), (channel,), (final,), (message,), ()]
     assert thought.in_answer
+
+
+def test_between_messages_only_thoughts_and_answers_may_begin_where_the_answer_has_a_form() -> None:
+    start, role, channel, analysis, final, json_, message = 28, 29, 30, 31, 32, 34, 33
+    markers = {
+        "opens": ((channel, analysis, message),),
+        "answers": ((channel, final, message), (channel, final, json_, message)),
+        "heading": (start, role),
+    }
+    thought = Thought(spec("between", **markers), structured=True)
+    seen = []
+    for token in (channel, analysis, message, 1, END, start, role, channel, final, json_, message):
+        seen.append(thought.allowed.tokens)
+        thought.take(token)
+    wanted = [(channel,), (analysis, final), (message,), (), ()]
+    assert seen == [*wanted, (start,), (role,), (channel,), (analysis, final), (message, json_), (message,)]
+    assert thought.answering
+    free = Thought(spec("between", **markers))
+    for token in (channel, 7, message, 1):
+        assert free.allowed.anything
+        free.take(token)
 
 
 def test_the_grammar_follows_only_what_a_resumed_output_has_of_the_answer() -> None:

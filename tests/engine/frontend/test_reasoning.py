@@ -271,7 +271,7 @@ def test_the_core_follows_harmony_by_its_tokens(harmony_tokenizer):
     thought = Thought(spec, structured=True)
     output = "<|channel|>analysis<|message|>two two"
     for token in harmony_tokenizer.encode(output, False):
-        assert thought.allowed.anything
+        assert thought.allowed.anything or token in thought.allowed.tokens
         thought.take(token)
     forced = []
     while thought.allowed.tokens:
@@ -280,6 +280,17 @@ def test_the_core_follows_harmony_by_its_tokens(harmony_tokenizer):
     assert harmony_tokenizer.encode("<|end|><|start|>assistant<|channel|>final<|message|>", False) == forced
     assert thought.allowed.grammar
     assert reasoning.spec("answer") is None
+
+
+def test_harmony_where_an_answer_has_a_form_begins_no_message_but_thoughts_and_answers(harmony_tokenizer):
+    """A forced call was free to be a message to another recipient, which no schema holds."""
+    spec = ModelReasoning(BY_NAME["harmony"], harmony_tokenizer).spec("open")
+    assert spec is not None
+    thought = Thought(spec, structured=True)
+    text = "<|channel|>analysis<|message|>two<|end|><|start|>assistant<|channel|>"
+    for token in harmony_tokenizer.encode(text, False):
+        thought.take(token)
+    assert set(thought.allowed.tokens) == {harmony_tokenizer.token_id(name) for name in ("analysis", "final")}
 
 
 def test_an_answer_in_json_may_say_so_in_its_header(harmony_tokenizer):

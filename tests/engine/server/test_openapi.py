@@ -114,6 +114,7 @@ def test_the_document_covers_every_route(small_server: LiveServer) -> None:
         "/v1/responses",
         "/tokenize",
         "/detokenize",
+        "/tokenizer_info",
         "/health",
         "/ready",
         "/metrics",

@@ -234,3 +234,17 @@ def test_responses_and_messages_give_the_thought_as_an_item_and_a_block(server: 
     ).json()
     assert [block["type"] for block in message["content"]] == ["thinking", "text"]
     assert message["content"][0]["thinking"] == response["output"][0]["content"][0]["text"]
+
+
+def test_a_client_that_wants_no_thought_gets_the_answer_alone(server: LiveServer) -> None:
+    wanted = {**THINKS, "thinking_token_budget": 5, "max_tokens": 12}
+    whole, bare = ask(server, **wanted), ask(server, **wanted, include_reasoning=False)
+    message = bare["choices"][0]["message"]
+    assert "reasoning" not in message
+    assert message["content"] == whole["choices"][0]["message"]["content"]
+    assert bare["usage"] == whole["usage"] | {"prompt_tokens_details": bare["usage"]["prompt_tokens_details"]}
+    chunks = stream(server, **wanted, include_reasoning=False)
+    assert (joined(chunks, "reasoning"), joined(chunks, "content")) == ("", message["content"])
+    extra = {**THINKS, "temperature": 0, "thinking_budget": 4, "include_reasoning": False}
+    response = server.post("/v1/responses", input="Name a color.", max_output_tokens=10, **extra).json()
+    assert [item["type"] for item in response["output"]] == ["message"]

@@ -126,3 +126,27 @@ def test_a_chat_scores_its_prompt(server: LiveServer) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
     whole = server.post(CHAT, messages=FRANCE, prompt_logprobs=-1)
     assert "prompt_logprobs must be at most" in whole.json()["error"]["message"]
+
+
+def test_fields_without_effect_are_named_in_a_header(server: LiveServer) -> None:
+    for path in (CHAT, TEXT, "/v1/responses", "/v1/messages"):
+        given: dict[str, Any] = {"max_tokens": 1}
+        if path == "/v1/responses":
+            given = {"input": "Hi", "max_output_tokens": 1, "max_tool_calls": 3}
+        elif path == TEXT:
+            given |= {"prompt": PROMPT}
+        else:
+            given |= {"messages": FRANCE}
+        for stream in (False, True):
+            got = server.post(path, **given, stream=stream, request_id="r", stream_interval=None)
+            assert "request_id" in got.headers["x-leadline-skipped"], path
+            assert "stream_interval" not in got.headers["x-leadline-skipped"]
+        assert "max_tool_calls" in got.headers["x-leadline-skipped"] or path != "/v1/responses"
+
+
+def test_a_prompt_is_cut_on_either_side(server: LiveServer) -> None:
+    ids = tokens(server, PROMPT)
+    fields = {"return_token_ids": True, "truncate_prompt_tokens": 2}
+    assert ask(server, TEXT, **fields)["choices"][0]["prompt_token_ids"] == ids[-2:]
+    cut = ask(server, TEXT, **fields, truncation_side="right")
+    assert cut["choices"][0]["prompt_token_ids"] == ids[:2]

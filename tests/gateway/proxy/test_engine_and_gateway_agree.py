@@ -19,6 +19,7 @@ from leadline.gateway.tokens.service import TokenService
 from leadline.protocol.load import LoadReport
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+RESPONSES = "/v1/responses"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 HI = [{"role": "user", "content": "Hi"}]
 Row = tuple[str, str, bytes, int]
@@ -35,6 +36,11 @@ def chat(status: int, **fields: Any) -> Row:
 def message(status: int, **fields: Any) -> Row:
     body = {"model": "m", "messages": HI, "max_tokens": 1} | fields
     return "POST", MESSAGES, json.dumps(body).encode(), status
+
+
+def response(status: int, **fields: Any) -> Row:
+    body = {"model": "m", "input": "Hi", "max_output_tokens": 1} | fields
+    return "POST", RESPONSES, json.dumps(body).encode(), status
 
 
 def count(status: int, **fields: Any) -> Row:
@@ -106,6 +112,10 @@ FIELDS = [
     chat(400, bad_words=["Hi"], regex="Hi"),
     chat(400, allowed_token_ids=[5], min_tokens=1, stop_token_ids=[5]),
     text(400, guided_choice=["a"], regex="a"),
+    text(200, stream_interval=5, length_penalty=2, truncate_prompt_tokens=1, truncation_side="right"),
+    *(text(400, **{name: 5}) for name in ("watermarking", "kv_transfer_params", "truncation_side")),
+    text(400, thinking_token_budget=5),
+    chat(200, add_special_tokens=True, include_reasoning=False, thinking_token_budget=-1),
     text(400, best_of=129),
     text(400, best_of=1, n=2),
     text(400, suffix="x"),
@@ -169,6 +179,8 @@ OF_MESSAGES = [
     message(400, stop_sequences=["x"] * 65),
     message(200, bad_words=["Hi"], allowed_token_ids=[5, 7], presence_penalty=1, frequency_penalty=-1),
     message(400, presence_penalty=3),
+    *(message(400, **{name: value}) for name, value in {"n": 2, "stop": ["x"], "logprobs": True}.items()),
+    message(400, response_format={"type": "json_object"}),
     message(404, model="other"),
     count(200),
     count(200, messages=[{"role": "user", "content": "word " * 4000}]),
@@ -177,6 +189,17 @@ OF_MESSAGES = [
     ("GET", MESSAGES, b"", 405),
     ("GET", COUNT, b"", 405),
     ("POST", MESSAGES + "/batches", b"{}", 404),
+]
+OF_RESPONSES = [
+    *(raw(400, body, RESPONSES) for body in (b"", b"{", b"[]", b"{}", b"\xff")),
+    response(200),
+    *(response(400, **{name: value}) for name, value in {"n": 2, "max_tokens": 5, "messages": HI}.items()),
+    response(400, response_format={"type": "json_object"}),
+    response(400, reasoning_effort="low"),
+    response(200, n=1, response_format=None, allowed_token_ids=[5, 7], bad_words=["Hi"]),
+    response(200, max_tool_calls=1, structured_outputs={"choice": ["a"]}, include_reasoning=False),
+    response(400, vllm_xargs={"a": 1}),
+    response(404, model="other"),
 ]
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 
@@ -244,7 +267,14 @@ async def test_an_odd_request_has_one_status(engine: Engine, model_folder: Path,
                     max_model_len=1024,
                 )
         async with httpx.AsyncClient(timeout=60) as client:
-            for method, path, body, status in (*BODIES, *FIELDS, *OF_MESSAGES, *OF_TOKENS, *PATHS):
+            for method, path, body, status in (
+                *BODIES,
+                *FIELDS,
+                *OF_MESSAGES,
+                *OF_RESPONSES,
+                *OF_TOKENS,
+                *PATHS,
+            ):
                 there = await client.request(method, engine.url + path, content=body)
                 here = await client.request(method, rig.url + path, content=body)
                 what = f"{method} {path} {body[:100]!r} … {len(body)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -13,12 +14,13 @@ import httpx
 import openai
 import pytest
 import redis
-from gateway_rig import STREAM_HEAD, Received, ScriptedPod, answer, chunked, gateway_to, pods
+from gateway_rig import STREAM_HEAD, Received, ScriptedPod, answer, chunked, gateway_to, pods, until
 
 from leadline.cli.valkey import EmbeddedValkey
 from leadline.gateway.access.key_file import key_entry
 from leadline.gateway.config.settings import ResponsesConfig
 from leadline.gateway.errors import ConfigError
+from leadline.gateway.proxy.access_log import AccessLog
 from leadline.gateway.stored_responses import ResponseStore, StoreDown, UnknownResponse
 from leadline.protocol.http.exchange import BodyTooLarge
 from valkey_with_users import ValkeyWithUsers
@@ -204,3 +206,68 @@ async def test_storing_needs_a_redis() -> None:
     with pytest.raises(ConfigError, match=r"responses\.store_seconds"):
         async with gateway_to("127.0.0.1:1", config={"responses": ResponsesConfig(store_seconds=1)}):
             pass
+
+
+async def test_a_redis_that_hangs_delays_one_answer_and_is_left_alone_for_a_while() -> None:
+    now, tries = [100.0], []
+
+    class Hanging:
+        """Both ways in which the store asks it end as a timeout does."""
+
+        def pipeline(self, transaction: bool) -> None:
+            tries.append("keep")
+            raise redis.exceptions.TimeoutError
+
+        async def get(self, key: str) -> None:
+            tries.append("get")
+            raise redis.exceptions.TimeoutError
+
+    store = ResponseStore("redis://127.0.0.1:1", ResponsesConfig(store_seconds=60), lambda: now[0])
+    store._redis = Hanging()  # type: ignore[assignment]
+    made = json.dumps(response(1)).encode()
+    for _ in range(3):
+        await store.keep("t", [], made)
+        with pytest.raises(StoreDown):
+            await store.get("t", "resp_1")
+    assert tries == ["keep"]
+    now[0] += 11
+    with pytest.raises(StoreDown):
+        await store.get("t", "resp_1")
+    assert tries == ["keep", "get"]
+
+
+async def test_reading_and_deleting_count_as_requests_of_the_key(
+    valkey: EmbeddedValkey, tmp_path: Path
+) -> None:
+    key, entry = key_entry("one", requests_per_minute=3)
+    (tmp_path / "keys.yaml").write_text("keys:\n" + entry)
+    config = {
+        "redis_url": valkey.url,
+        "keys_file": str(tmp_path / "keys.yaml"),
+        "responses": ResponsesConfig(store_seconds=60),
+    }
+    async with pods(responding) as (pod,), gateway_to(pod.address, config=config) as rig:
+        out = io.BytesIO()
+        rig.gateway.access_log = AccessLog(out)
+        limits = rig.gateway.limits
+        await until(
+            lambda: limits is not None and limits.shared
+        )  # else the first request is counted here, and the next in Redis
+        async with httpx.AsyncClient(base_url=rig.url, headers={"Authorization": f"Bearer {key}"}) as client:
+            made = (await client.post("/v1/responses", json={"model": "m", "input": "Hi"})).json()
+            path = f"/v1/responses/{made['id']}"
+            got = await client.get(path)
+            assert got.headers["x-ratelimit-remaining-requests"] == "1"
+            assert (await client.delete(path)).status_code == 200
+            refused = await client.get(path)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert (await client.get(path, headers={"Authorization": "Bearer no"})).status_code == 401
+        rig.gateway.access_log.flush()
+        lines = [json.loads(line) for line in out.getvalue().splitlines()]
+        assert [(line["method"], line["path"], line["status"], line["key"]) for line in lines] == [
+            ("GET", path, 200, "one"),
+            ("DELETE", path, 200, "one"),
+            ("GET", path, 429, "one"),
+            ("GET", path, 401, None),
+        ]
+        await rig.settled()

@@ -47,7 +47,7 @@ class Thought:
     """Follows the thought of one sequence token by token: where it ends, and which tokens may come next.
 
         inside ──an end──▶ answer            inside, at its budget: the closing tokens are forced, one by one
-        maybe ──an opening──▶ inside         maybe, any other token: the answer has begun
+        maybe ──an opening──▶ inside         maybe, any other token but white space: the answer has begun
         between ──an opening──▶ inside ──an end──▶ between ──the answer's beginning──▶ answer
 
     The state is a function of the tokens alone. So it is the same after preemption, on another pod, and
@@ -64,9 +64,13 @@ class Thought:
         """`structured`: a grammar constrains the answer."""
         self._spec = spec
         self._openings = {one[0] for one in spec.opens if len(one) == 1}
+        self._blanks = frozenset(spec.blanks)
         self._structured = structured
         self._phase: Literal["inside", "maybe", "between", "answer"] = spec.begins
         self._recent: list[int] = []
+        self._markers = (*spec.opens, *spec.answers)
+        self._header: list[int] = []
+        """Tokens since the last message, or since the output began."""
         self._longest = max(map(len, (*spec.opens, *spec.ends, *spec.answers)), default=1)
         self._spent = 0
         self._forcing = 0
@@ -94,6 +98,10 @@ class Thought:
             self.num_tokens += 1
             if self._came(spec.ends):
                 self._phase = "between" if spec.answers else "answer"
+                self._header = []
+                self._markers = tuple((*spec.heading, *marker) for marker in (*spec.opens, *spec.answers))
+        elif phase == "maybe" and token in self._blanks and not self._structured:
+            pass  # a grammar that allows it makes it part of the answer
         elif phase == "maybe":
             if token in self._openings:
                 self._phase = "inside"
@@ -101,10 +109,12 @@ class Thought:
             else:
                 self._phase = "answer"
                 self.in_answer = True
-        elif self._came(spec.opens):
-            self._phase = "inside"
-        elif self._came(spec.answers):
-            self._phase = "answer"
+        else:
+            self._header.append(token)
+            if self._came(spec.opens):
+                self._phase = "inside"
+            elif self._came(spec.answers):
+                self._phase = "answer"
         self._settle()
 
     def _came(self, markers: tuple[tuple[int, ...], ...]) -> bool:
@@ -123,8 +133,16 @@ class Thought:
             self.allowed = GRAMMAR if self._structured else ANYTHING
         elif self._phase == "maybe" and self._structured:
             self.allowed = Allowed(grammar=True, tokens=tuple(self._openings))
+        elif self._phase == "between" and self._structured and spec.heading:
+            self.allowed = self._next_of_header()
         else:
             self.allowed = ANYTHING
+
+    def _next_of_header(self) -> Allowed:
+        """Where the answer must have a form, no message may come that is neither a thought nor the answer."""
+        header, done = tuple(self._header), len(self._header)
+        begun = [marker for marker in self._markers if marker[:done] == header and len(marker) > done]
+        return Allowed(tokens=tuple(dict.fromkeys(marker[done] for marker in begun)))
 
 
 def answer_of(spec: ThoughtSpec | None, tokens: Iterable[int]) -> list[int]:

@@ -105,16 +105,14 @@ def read_incoming(body: bytes, kind: type[Any]) -> Incoming:
                 kind=kind, body=body, fields=Peek(model=request.model), full=full, request=request
             )
         if isinstance(request, PromptRequest):
-            return Incoming(
-                kind=kind, body=body, fields=request, full=request, session=getattr(request, "user", None)
-            )
+            return Incoming(kind=kind, body=body, fields=request, full=request, session=_session_of(request))
         chat = request.chat()
         return Incoming(
             kind=kind,
             body=body,
             fields=chat,
             full=chat,
-            session=getattr(request, "session", None) or chat.user,
+            session=getattr(request, "session", None) or _session_of(chat),
             pinned=getattr(request, "is_pinned", False),
         )
     except InvalidBody as error:
@@ -124,6 +122,10 @@ def read_incoming(body: bytes, kind: type[Any]) -> Incoming:
     except InvalidBody:
         raise invalid(fault) from None
     return Incoming(kind=kind, body=body, fields=peek, full=None, session=peek.user, fault=fault)
+
+
+def _session_of(request: PromptRequest) -> str | None:
+    return getattr(request, "session_id", None) or getattr(request, "user", None)
 
 
 def invalid(fault: InvalidBody) -> RequestError:

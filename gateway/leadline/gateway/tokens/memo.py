@@ -237,6 +237,7 @@ class PromptMemo(Generic[V]):
                     request.add_generation_prompt,
                     request.continue_final_message,
                     request.chat_template_kwargs,
+                    request.reasoning_effort,
                     root,
                 )
             )

@@ -22,6 +22,7 @@ from leadline.protocol.text.chat import ChatRenderer
 from leadline.protocol.text.prompts import (
     PromptInput,
     PromptRequest,
+    cut,
     prompt_inputs,
     prompt_token_ids,
     token_strs,
@@ -104,7 +105,9 @@ class TokenService:
     def at_once(self, request: PromptRequest, identity: ChainIdentity) -> PromptTokens | None:
         """The prompt of a short chat, on the spot: remembered, or rendered and tokenized here and now. None
         where that may take longer: ask `prompts`. Raises as `prompts` does."""
-        if not isinstance(request, ChatCompletionRequest) or request.truncate_prompt_tokens is not None:
+        if not isinstance(request, ChatCompletionRequest):
+            return None
+        if request.truncate_prompt_tokens is not None or request.add_special_tokens:
             return None
         namespace, root = self._namespace_of(identity, request.cache_salt or "")
         key = self._prompts.key(request, root)
@@ -144,10 +147,12 @@ class TokenService:
             inputs = await self._encoder.in_thread(prompt_inputs, request, self.renderer, self.tokenizer)
         namespace = identity.namespace(cache_salt=getattr(request, "cache_salt", None) or "")
         kept = tokens_kept(request, max_model_len)
-        keys = [
-            await (self._keys(prompt, max_model_len) if kept is None else self._last_tokens(prompt, kept))
-            for prompt in inputs
-        ]
+        keys: list[list[str | bytes] | None] = []
+        for prompt in inputs:
+            if kept is None:
+                keys.append(await self._keys(prompt, max_model_len))
+            else:
+                keys.append(await self._some_tokens(request, prompt, kept))
         known = await self._encoder.segments(
             {key for some in keys if some for key in some if isinstance(key, str)}
         )
@@ -216,11 +221,13 @@ class TokenService:
         before, behind = self._affixes
         return [*_packed(before), *texts, *_packed(behind), *resumed]
 
-    async def _last_tokens(self, prompt: PromptInput, count: int) -> list[str | bytes]:
-        """The last `count` tokens of a prompt and what follows it, as segments."""
+    async def _some_tokens(
+        self, request: PromptRequest, prompt: PromptInput, count: int
+    ) -> list[str | bytes]:
+        """The `count` tokens of a prompt that are used, and what follows them, as segments."""
         whole = replace(prompt, resume_token_ids=())
         ids = await self._encoder.in_thread(prompt_token_ids, whole, self.tokenizer)
-        return [*_packed(ids[-count:]), *_packed(prompt.resume_token_ids)]
+        return [*_packed(cut(request, ids, count)), *_packed(prompt.resume_token_ids)]
 
 
 def _packed(ids: Sequence[int]) -> list[bytes]:

@@ -26,7 +26,6 @@ __all__ = [
     "MessageStop",
     "MessageTokensCount",
     "MessageUsage",
-    "OutputUsage",
     "Ping",
     "SignatureDelta",
     "Stop",
@@ -134,15 +133,10 @@ class Stop(msgspec.Struct, kw_only=True):
     stop_sequence: str | None = None
 
 
-class OutputUsage(msgspec.Struct, kw_only=True):
-    """The input's share stands in message_start."""
-
-    output_tokens: Count
-
-
 class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta", kw_only=True):
     delta: Stop
-    usage: OutputUsage
+    usage: MessageUsage
+    """Of the whole request."""
 
 
 class MessageStop(msgspec.Struct, tag_field="type", tag="message_stop", kw_only=True):

@@ -33,6 +33,7 @@ from leadline.protocol.openai.common import (
     TokenIds,
 )
 from leadline.protocol.openai.constraints import JsonSchema, JsonSchemaFormat, constraint_of
+from leadline.protocol.openai.other_servers import NOT_OF_OURS, OtherServersFields
 
 __all__ = ["CountTokensRequest", "MessagesRequest", "MessagesTool"]
 
@@ -127,7 +128,25 @@ class Metadata(msgspec.Struct, kw_only=True):
     user_id: str | None = None
 
 
+_OF_CHATS = {
+    "n": "send the request again with another seed",
+    "stop": "use stop_sequences",
+    "max_completion_tokens": "use max_tokens",
+    "response_format": "use output_config.format",
+    "structured_outputs": "use output_config.format, regex or grammar",
+    "guided_json": "use output_config.format",
+    "guided_regex": "use regex",
+    "guided_choice": "use grammar",
+    "guided_grammar": "use grammar",
+    "reasoning_effort": "use thinking or output_config.effort",
+    "logprobs": "use /v1/chat/completions",
+    "functions": "use tools",
+    "truncate_prompt_tokens": "send fewer messages",
+}
+"""Fields of chats, and their names here."""
 _NOT_SUPPORTED = {
+    **NOT_OF_OURS,
+    **_OF_CHATS,
     "container": "nothing is stored or run here",
     "mcp_servers": "list the tools of these servers in tools, and call them yourself",
     "inference_geo": "choose the server's address by its place",
@@ -138,7 +157,7 @@ _NOT_SUPPORTED = {
 """Fields that would change the answer, and what there is instead."""
 
 
-class CountTokensRequest(msgspec.Struct, kw_only=True):
+class CountTokensRequest(OtherServersFields, kw_only=True):
     """What a prompt is made from."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
@@ -163,6 +182,19 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     thread: None = None
     compaction: None = None
     fallbacks: Nothing | None = None
+    n: Literal[1] | None = None
+    stop: Nothing | None = None
+    max_completion_tokens: None = None
+    response_format: None = None
+    structured_outputs: None = None
+    guided_json: None = None
+    guided_regex: None = None
+    guided_choice: None = None
+    guided_grammar: None = None
+    reasoning_effort: None = None
+    logprobs: Literal[False] | None = None
+    functions: None = None
+    truncate_prompt_tokens: None = None
 
     not_supported: ClassVar[Mapping[str, str]] = _NOT_SUPPORTED
 
@@ -178,7 +210,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
             tool_choice=choice,
             chat_template_kwargs=self._template_kwargs() or None,
         )
-        chat.__dict__["skipped_tools"] = tuple(skipped)
+        chat.__dict__["skipped"] = (*skipped, *self.skipped_fields)
         if isinstance(self.thinking, ThinkingEnabled):
             chat.thinking_budget = self.thinking.budget_tokens
         elif isinstance(self.thinking, ThinkingDisabled):

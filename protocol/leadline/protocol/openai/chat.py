@@ -20,7 +20,6 @@ from leadline.protocol.openai.common import (
     NonEmptyStr,
     Nothing,
     limit_of,
-    refused,
 )
 
 __all__ = [
@@ -189,7 +188,6 @@ _NOT_IN_CHATS = {
     "functions": "use tools",
     "function_call": "use tool_choice",
     "best_of": "use n, or /v1/completions",
-    "add_special_tokens": "use that of /v1/completions: a chat template writes its special tokens itself",
     "chat_template": "use chat_template_kwargs, or a model folder with a chat_template.jinja of your own",
     "documents": "use messages that hold them",
     "modalities": "use only text: this model writes text only",
@@ -218,6 +216,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, dict=True):
     """Open an assistant turn at the end; the default unless continue_final_message is set."""
     continue_final_message: bool | None = None
     """Leave the last message open, so that the model continues it."""
+    add_special_tokens: bool | None = None
+    """Put the model's BOS in front of what the template writes; false by default."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables for the template, such as enable_thinking."""
 
@@ -230,12 +230,15 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, dict=True):
     # Extension: how long the model may think.
     thinking_budget: Annotated[int, Meta(ge=-1)] | None = None
     """Tokens of a thought, at most; then the engine ends it. -1: no limit."""
+    thinking_token_budget: Annotated[int, Meta(ge=-1)] | None = None
+    """vLLM's name of it."""
+    include_reasoning: bool | None = None
+    """false: thoughts are left out of the answer."""
 
     # Refused, as are those of GenerationRequest.
     functions: None = None
     function_call: None = None
     best_of: Literal[1] | None = None
-    add_special_tokens: bool | None = None
     chat_template: None = None
     documents: Nothing | None = None
     modalities: list[Literal["text"]] | None = None
@@ -246,23 +249,25 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, dict=True):
 
     def __post_init__(self) -> None:
         GenerationRequest.__post_init__(self)
-        if self.add_special_tokens:
-            raise refused("add_special_tokens")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("Expected no prompt_logprobs in a stream - at `$.prompt_logprobs`")
         self.max_tokens = limit_of("max_tokens", self.max_tokens, least=1)
         self.max_completion_tokens = limit_of("max_completion_tokens", self.max_completion_tokens, least=1)
+        if self.thinking_budget is None:
+            self.thinking_budget = self.thinking_token_budget
+        skipped: tuple[str, ...] = ()
         if self.tools:
-            self.tools, self.__dict__["skipped_tools"] = function_tools(self.tools)
+            self.tools, skipped = function_tools(self.tools)
+        self.__dict__["skipped"] = (*skipped, *self.skipped_fields)
         if isinstance(self.tool_choice, AllowedToolsChoice):
             self._allow(self.tool_choice.allowed_tools)
         elif isinstance(self.tool_choice, NamedCustomTool):
             raise ValueError("Expected a tool of type 'function', the only one served - at `$.tool_choice`")
 
     @property
-    def skipped_tools(self) -> tuple[str, ...]:
-        """Tools that were left out, since no model here can call them."""
-        skipped: tuple[str, ...] = self.__dict__.get("skipped_tools", ())
+    def skipped(self) -> tuple[str, ...]:
+        """Tools that were left out, since no model here can call them, and fields without effect."""
+        skipped: tuple[str, ...] = self.__dict__.get("skipped", ())
         return skipped
 
     def _allow(self, allowed: AllowedTools) -> None:

@@ -20,6 +20,7 @@ from leadline.protocol.openai.constraints import (
     StructuredOutputs,
     constraint_of,
 )
+from leadline.protocol.openai.other_servers import NOT_OF_OURS, OtherServersFields
 
 __all__ = [
     "NOT_SUPPORTED",
@@ -75,6 +76,7 @@ NOT_SUPPORTED = {
     "use_beam_search": "use sampling, with best_of in /v1/completions",
     "logits_processors": "use logit_bias, allowed_token_ids, bad_words, regex or grammar",
     "prompt_embeds": "use a text or token ids",
+    **NOT_OF_OURS,
 }
 """Fields of other servers and of older clients that would change the answer, and what there is instead. All
 of them may be null, and may have the value that changes nothing."""
@@ -96,7 +98,7 @@ def limit_of(field: str, given: int | None, *, least: int) -> int | None:
     return given
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
+class GenerationRequest(OtherServersFields, kw_only=True):
     """Fields that both kinds of request have."""
 
     model: str | None = None
@@ -151,6 +153,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     wins."""
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     """Use only the last so many tokens of the prompt; -1: as many as the model takes."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where `truncate_prompt_tokens` cuts; left by default. right: the first so many tokens are used."""
+    session_id: str | None = None
+    """What keeps requests on one pod with the routing policy `session`; wins over `user`."""
     return_tokens_as_token_ids: bool | None = None
     """Write tokens of log probabilities as `token_id:123`."""
     queue_timeout: Annotated[float, Meta(ge=0)] | None = None

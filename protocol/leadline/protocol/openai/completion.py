@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from leadline.protocol.openai.common import (
+    NOT_SUPPORTED,
     GenerationRequest,
     MaxTokens,
     NonEmptyStr,
@@ -59,6 +61,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     """Alternatives per prompt token."""
     add_special_tokens: bool | None = None
     """Tokenize string prompts with the model's BOS; true by default."""
+    thinking_token_budget: Literal[-1] | None = None
+
+    not_supported: ClassVar[Mapping[str, str]] = {
+        **NOT_SUPPORTED,
+        "thinking_token_budget": "use /v1/chat/completions, where thoughts are told from answers",
+    }
 
     def __post_init__(self) -> None:
         GenerationRequest.__post_init__(self)

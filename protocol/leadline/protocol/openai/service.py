@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -11,6 +12,7 @@ from leadline.protocol.chain import FORMAT_VERSION, ChainNamespace
 from leadline.protocol.errors import ErrorObject
 from leadline.protocol.openai.chat import ChatMessage, CustomTool, ReasoningEffort, Tool, function_tools
 from leadline.protocol.openai.common import NonEmptyStr, TokenId
+from leadline.protocol.openai.other_servers import NOT_OF_OURS, OtherServersFields
 
 __all__ = [
     "DetokenizeRequest",
@@ -88,14 +90,14 @@ class ModelList(msgspec.Struct, kw_only=True):
     data: list[ModelCard]
 
 
-class TokenizeRequest(msgspec.Struct, kw_only=True):
+class TokenizeRequest(OtherServersFields, kw_only=True):
     """Body of `POST /tokenize`: either a text or a conversation, which goes through the chat template."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
     add_special_tokens: bool | None = None
-    """For a text: put the model's BOS in front; true by default."""
+    """Put the model's BOS in front: of a text by default, of a conversation only if this is true."""
     return_token_strs: bool | None = None
     """Show each token's text too."""
     add_generation_prompt: bool | None = None
@@ -103,6 +105,12 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
     tools: list[Tool | CustomTool] | None = None
+    chat_template: None = None
+
+    not_supported: ClassVar[Mapping[str, str]] = {
+        **NOT_OF_OURS,
+        "chat_template": "use chat_template_kwargs, or a model folder with a chat_template.jinja of your own",
+    }
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):

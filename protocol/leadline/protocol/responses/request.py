@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -29,7 +30,9 @@ from leadline.protocol.openai.constraints import (
     JsonSchema,
     JsonSchemaFormat,
     ResponseFormat,
+    StructuredOutputs,
 )
+from leadline.protocol.openai.other_servers import NOT_OF_OURS, OtherServersFields
 from leadline.protocol.responses.items import InputItem, messages_of
 
 __all__ = ["ReasoningConfig", "ResponsesRequest", "TextConfig", "in_words_of_responses"]
@@ -94,7 +97,8 @@ _COPIED = (
     *("allowed_token_ids", "bad_words"),
     *("grammar", "min_tokens", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "chat_template_kwargs"),
-    *("resume_token_ids", "return_token_ids", "thinking_budget"),
+    *("resume_token_ids", "return_token_ids", "thinking_budget", "include_reasoning", "structured_outputs"),
+    *("priority", "session_id"),
 )
 """Fields that a chat has too, with the same meaning."""
 _REFUSED = {
@@ -104,6 +108,29 @@ _REFUSED = {
     "responses.store_seconds is set stores responses",
     "prompt": "use instructions and input: there are no stored prompts",
 }
+_OF_CHATS = {
+    "n": "send the request again with another seed",
+    "messages": "use input",
+    "max_tokens": "use max_output_tokens",
+    "max_completion_tokens": "use max_output_tokens",
+    "response_format": "use text.format",
+    "reasoning_effort": "use reasoning.effort",
+    "logprobs": f"use include: [{LOGPROBS}]",
+    "functions": "use tools",
+    "guided_json": "use text.format or structured_outputs",
+    "guided_regex": "use structured_outputs",
+    "guided_choice": "use structured_outputs",
+    "guided_grammar": "use structured_outputs",
+    "truncate_prompt_tokens": "send fewer items",
+    "previous_input_messages": "use input",
+}
+"""Fields of chats and of vLLM, and their names here."""
+_WITHOUT_EFFECT = (
+    "max_tool_calls",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "enable_response_messages",
+)
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _PARAMS = {
     "messages": "input",
@@ -114,7 +141,7 @@ _PARAMS = {
 }
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+class ResponsesRequest(OtherServersFields, kw_only=True):
     """Field names and meanings follow OpenAI's API reference."""
 
     model: str | None = None
@@ -146,6 +173,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
+    max_tool_calls: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
 
     # Extensions, as in chats.
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -167,6 +197,11 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     grammar: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_budget: Annotated[int, Meta(ge=-1)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    include_reasoning: bool | None = None
+    priority: int | None = None
+    session_id: str | None = None
+    enable_response_messages: bool | None = None
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     priority_class: PriorityClass | None = None
     queue_timeout: Annotated[float, Meta(ge=0)] | None = None
@@ -182,10 +217,27 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     """Id of the answer, where a gateway gives it."""
     answer_created: Annotated[int, Meta(ge=0)] | None = None
 
+    n: Literal[1] | None = None
+    messages: None = None
+    max_tokens: None = None
+    max_completion_tokens: None = None
+    response_format: None = None
+    reasoning_effort: None = None
+    logprobs: Literal[False] | None = None
+    functions: None = None
+    guided_json: None = None
+    guided_regex: None = None
+    guided_choice: None = None
+    guided_grammar: None = None
+    truncate_prompt_tokens: None = None
+    previous_input_messages: None = None
+
+    not_supported: ClassVar[Mapping[str, str]] = {**NOT_OF_OURS, **_OF_CHATS}
+
     @property
     def session(self) -> str | None:
         """What keeps requests on one pod with the routing policy `session`."""
-        return self.prompt_cache_key or self.user or self.safety_identifier
+        return self.session_id or self.prompt_cache_key or self.user or self.safety_identifier
 
     @property
     def wants_logprobs(self) -> bool:
@@ -198,7 +250,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         return self.wants_logprobs
 
     @property
-    def functions(self) -> list[ResponsesTool]:
+    def function_tools(self) -> list[ResponsesTool]:
         """The tools that can be called."""
         return [tool for tool in self.tools or () if tool.type == "function"]
 
@@ -206,7 +258,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     def not_honoured(self) -> list[str]:
         """Fields, other than tools, that ask for what is not done here and does not change what an answer
         says."""
-        found = []
+        found = self.skipped_fields
+        found += [name for name in _WITHOUT_EFFECT if getattr(self, name) not in (None, False)]
         if self.text is not None and self.text.verbosity is not None:
             found.append("text.verbosity")
         if self.truncation == "auto":
@@ -272,7 +325,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
     def _choice(self) -> ToolChoice | None:
         choice = self.tool_choice
-        names = {tool.name for tool in self.functions}
+        names = {tool.name for tool in self.function_tools}
         if choice is None or choice in ("auto", "none"):
             return choice  # type: ignore[return-value]
         if choice == "required":

@@ -4,7 +4,7 @@ The engine builds its prompts here, and so does the gateway, which must get the 
 blocks. A request has one prompt, or several (`prompt` as a list); each is a
 text or token ids, followed by the output that another pod already sent for it (`resume_token_ids`).
 
-    chat            template over messages and tools         special tokens are the template's business
+    chat            template over messages and tools         add_special_tokens: false by default
     text            the prompt itself                        add_special_tokens: true by default
     with a suffix   both, in the model's form (infill.py)    the same
     token ids       taken as they are
@@ -30,6 +30,7 @@ __all__ = [
     "PromptInput",
     "PromptRequest",
     "check_token_ids",
+    "cut",
     "prompt_inputs",
     "prompt_token_ids",
     "token_strs",
@@ -68,9 +69,10 @@ def prompt_inputs(request: PromptRequest, renderer: ChatRenderer, tokenizer: Tok
         return [PromptInput(content, special, resume) for content in request.prompts()]
     if isinstance(request, ChatCompletionRequest):
         text = _render(request, request.messages, tools_shown(request.tools, request.tool_choice), renderer)
-        return [PromptInput(text, False, request.resume_token_ids or ())]
+        return [PromptInput(text, bool(request.add_special_tokens), request.resume_token_ids or ())]
     if request.messages is not None:
-        return [PromptInput(_render(request, request.messages, request.tools, renderer), False)]
+        text = _render(request, request.messages, request.tools, renderer)
+        return [PromptInput(text, bool(request.add_special_tokens))]
     return [PromptInput(request.prompt or "", request.add_special_tokens is not False)]
 
 
@@ -97,7 +99,7 @@ def token_strs(token_ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
 
 
 def tokens_kept(request: PromptRequest, max_model_len: int) -> int | None:
-    """Return how many tokens at the end of the prompt are used (`truncate_prompt_tokens`); None: all.
+    """Return how many tokens of the prompt are used (`truncate_prompt_tokens`); None: all.
     `max_model_len` 0: not known."""
     asked: int | None = getattr(request, "truncate_prompt_tokens", None)
     if asked != -1:
@@ -106,6 +108,12 @@ def tokens_kept(request: PromptRequest, max_model_len: int) -> int | None:
         return None
     output = getattr(request, "max_completion_tokens", None) or getattr(request, "max_tokens", None) or 1
     return max(1, max_model_len - output)
+
+
+def cut(request: PromptRequest, token_ids: list[int], kept: int) -> list[int]:
+    """Return the `kept` tokens of a prompt that are used (`truncation_side`)."""
+    right = getattr(request, "truncation_side", None) == "right"
+    return token_ids[:kept] if right else token_ids[-kept:]
 
 
 def tools_shown(tools: Sequence[ToolT] | None, tool_choice: object) -> Sequence[ToolT] | None:

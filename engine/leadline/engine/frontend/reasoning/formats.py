@@ -38,6 +38,8 @@ class ReasoningFormat:
     """Markup that may be special tokens of a model; its output must show them then."""
     answers: tuple[str, ...] = ()
     """Markup that begins the answer, where the end of a thought alone does not."""
+    heading: str = ""
+    """Markup between the end of one message and the opening of the next."""
     forced: str = ""
     """What ends a thought that has reached its budget."""
 
@@ -89,6 +91,7 @@ HARMONY = ReasoningFormat(
     answering=(harmony.FINAL,),
     tags=(harmony.START, harmony.CHANNEL, harmony.MESSAGE, harmony.END),
     answers=(harmony.FINAL, f"{harmony.CHANNEL}final <|constrain|>json{harmony.MESSAGE}"),
+    heading=f"{harmony.START}assistant",
     forced=f"{harmony.END}{harmony.START}assistant{harmony.FINAL}",
 )
 GEMMA4 = _between(

@@ -29,8 +29,11 @@ def thought_spec(
 
     answers = tuple(map(ids, form.answers))
     opened_by_model: Literal["between", "maybe"] = "between" if answers else "maybe"
+    blanks = [] if begins == "inside" or answers else range(tokenizer.vocab_size)
     return ThoughtSpec(
         begins="inside" if begins == "inside" else opened_by_model,
+        heading=ids(form.heading),
+        blanks=tuple(token for token in blanks if tokenizer.token_bytes(token).isspace()),
         ends=(ids(form.closing),),
         opens=(ids(form.opening),),
         answers=answers,

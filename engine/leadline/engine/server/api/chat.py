@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`: a turn as an answer, or as chunks.
 
-A streamed choice is: a chunk with the role, content and parts of tool calls as they become final, a chunk
-with the finish reason; then, if asked for, one chunk with the usage of the whole request.
+A streamed choice is: a chunk with the role, then content and parts of tool calls as they become final, the
+last of them with the finish reason; then, if asked for, one chunk with the usage of the whole request.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _Answer(ChunkStream):
 
     async def events(self, timer: RequestTimer, socket: SocketWriter) -> AsyncGenerator[bytes, None]:
         turn = self._turn
-        shows_prompt = self._body.shows_prompt_ids
+        shows_prompt, begins = self._body.shows_prompt_ids, True
         options = StreamUsage.of(self._body.stream_options)
         envelope = ChatCompletionChunk(
             id=turn.id,
@@ -134,10 +134,11 @@ class _Answer(ChunkStream):
                 piece = turn.read(delta, timer)
                 if not piece.is_written:
                     continue
-                if options.in_every_chunk:
-                    envelope.usage = turn.usage.usage()
                 for part in self._chunks(piece):
                     envelope.choices = [part]
+                    if options.in_every_chunk:
+                        envelope.usage = turn.usage.usage(no_output=begins)
+                    begins = False
                     if shows_prompt:
                         yield sse(replace(envelope, prompt_token_ids=turn.prompt_token_ids))
                         shows_prompt = False
@@ -192,25 +193,26 @@ class _Answer(ChunkStream):
         logprobs = self._logprobs(delta.logprobs or [])
         wants_ids = bool(self._body.return_token_ids) and bool(delta.token_ids)
         says = parsed.content or parsed.reasoning or parsed.calls
-        if says or wants_ids or (logprobs is not None and logprobs.content):
-            chunk = ChatChunkChoice(index=index, delta=ChatDelta(), logprobs=logprobs)
-            # One chunk for all that a token brings: then its id is there exactly if that is.
-            if parsed.content or not says:
-                chunk.delta.content = parsed.content
-            if parsed.reasoning:
-                chunk.delta.reasoning_content = chunk.delta.reasoning = parsed.reasoning
-            if parsed.calls:
-                chunk.delta.tool_calls = [_call_delta(part) for part in parsed.calls]
-            if wants_ids:
-                chunk.token_ids = delta.token_ids
-            yield chunk
-        if delta.finish_reason is not None:
-            reason = self._turn.finish_reason(self._turn.choices[index])
-            last = ChatChunkChoice(index=index, delta=ChatDelta(), finish_reason=reason)
+        ends = delta.finish_reason is not None
+        brings = says or wants_ids or (logprobs is not None and bool(logprobs.content))
+        if not (brings or ends):
+            return
+        # One chunk for all that a token brings: then its id is there exactly if that is.
+        chunk = ChatChunkChoice(index=index, delta=ChatDelta(), logprobs=logprobs if brings else None)
+        if parsed.content or (brings and not says):
+            chunk.delta.content = parsed.content
+        if parsed.reasoning:
+            chunk.delta.reasoning_content = chunk.delta.reasoning = parsed.reasoning
+        if parsed.calls:
+            chunk.delta.tool_calls = [_call_delta(part) for part in parsed.calls]
+        if wants_ids:
+            chunk.token_ids = delta.token_ids
+        if ends:
+            chunk.finish_reason = self._turn.finish_reason(self._turn.choices[index])
             if delta.stop_reason is not None:
-                last.stop_reason = delta.stop_reason
-            last.matched_stop = matched_stop(delta)
-            yield last
+                chunk.stop_reason = delta.stop_reason
+            chunk.matched_stop = matched_stop(delta)
+        yield chunk
 
     def _prompt_logprobs(
         self, entries: list[TokenLogprobs] | None

@@ -114,7 +114,8 @@ class _Answer(ChunkStream):
         prompts: list[str | list[int]],
         requests: list[CoreRequest],
     ) -> None:
-        self.headers: dict[str, str] = {}
+        skipped = body.skipped_fields
+        self.headers = {"X-Leadline-Skipped": ", ".join(skipped)} if skipped else {}
         self._body = body
         self._engine = engine
         self._requests = requests

@@ -27,7 +27,6 @@ from leadline.protocol.anthropic.answers import (
     MessageStop,
     MessageTokensCount,
     MessageUsage,
-    OutputUsage,
     Ping,
     Stop,
 )
@@ -140,8 +139,7 @@ class _Answer:
         turn.finish(timer)
         content.close()
         usage = turn.usage.usage()
-        counted = OutputUsage(output_tokens=usage.completion_tokens)
-        writer.add(MessageDelta(delta=self._stop(), usage=counted))
+        writer.add(MessageDelta(delta=self._stop(), usage=MessageUsage.of(usage)))
         yield writer.close(MessageStop(), usage)
 
     def ending(self) -> bytes:

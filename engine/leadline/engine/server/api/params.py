@@ -19,6 +19,7 @@ from leadline.protocol.text.infill import infill_ends
 from leadline.protocol.text.prompts import (
     PromptInput,
     PromptRequest,
+    cut,
     prompt_inputs,
     prompt_token_ids,
     tokens_kept,
@@ -56,7 +57,7 @@ async def prompts_of(body: PromptRequest, engine: AsyncEngine) -> list[PromptInp
     if (kept := tokens_kept(body, engine.max_model_len)) is None:
         return prompts
     return [
-        replace(prompt, content=(await encode(replace(prompt, resume_token_ids=()), engine))[-kept:])
+        replace(prompt, content=cut(body, await encode(replace(prompt, resume_token_ids=()), engine), kept))
         for prompt in prompts
     ]
 

@@ -202,7 +202,7 @@ def _begun(body: ResponsesRequest, turn: ChatTurn) -> ResponseObject:
         safety_identifier=body.safety_identifier,
         temperature=turn.sampling.temperature,
         tool_choice=body.tool_choice or "auto",
-        tools=[ShownTool.of(tool) for tool in body.functions],
+        tools=[ShownTool.of(tool) for tool in body.function_tools],
         top_logprobs=body.top_logprobs or 0,
         top_p=turn.sampling.top_p,
         user=body.user,

@@ -53,7 +53,7 @@ __all__ = ["ChatTurn", "Piece", "TurnChoice", "prepare_turn"]
 logger = logging.getLogger("leadline.engine.server")
 
 _MOST_NAMED = 8
-"""Of skipped tools, in a header."""
+"""Of what is skipped, in a header."""
 _END_TOKENS = 64
 """Of a prompt: they tell whether it ends inside a thought."""
 
@@ -143,7 +143,9 @@ async def prepare_turn(
     (prompt,) = await prompts_of(body, engine)
     structured = sampling.structured is not None
     in_text = structured and plan.is_free and sampling.structured.param == "tools"
-    thinking = _thinking(body, engine, prompt.content, structured=structured, in_text=in_text)
+    thinking = _thinking(
+        body, engine, prompt.content, structured=structured, in_text=in_text, free=plan.is_free
+    )
     try:
         request = await engine.prepare(
             prompt.content,
@@ -232,6 +234,8 @@ class ChatTurn:
             return "content"
         field = choice.parser.plain(delta.text)
         if field == "reasoning":
+            if self.body.include_reasoning is False:
+                return None
             self._count(choice, delta, thinking=True)
         return field
 
@@ -319,6 +323,8 @@ class ChatTurn:
             parsed = ParsedText(
                 parsed.content + tail.content, parsed.calls + tail.calls, parsed.reasoning + tail.reasoning
             )
+        if self.body.include_reasoning is False:
+            parsed.reasoning = ""
         if self.body.parallel_tool_calls is False:
             parsed.calls = [part for part in parsed.calls if part.index == 0]
         parsed.add_to(choice.calls)
@@ -355,11 +361,12 @@ def _thinking(
     *,
     structured: bool,
     in_text: bool,
+    free: bool,
 ) -> _Thinking | None:
     """None where the output is all answer. Raises RequestError.
 
     `structured`: a grammar constrains the output. `in_text`: it leaves text free until a call begins, and
-    knows the messages of models that write messages.
+    knows the messages of models that write messages. `free`: the model may call a tool instead.
     """
     reasoning = engine.reasoning
     if reasoning is None:
@@ -379,6 +386,8 @@ def _thinking(
             )
         if structured and not in_text:
             return None  # for the same reason the grammar holds from the first token on
+    if spec is not None and free:
+        spec = msgspec.structs.replace(spec, heading=())
     follows = spec is not None and (structured or budget is not None)
     if in_text and reasoning.form.answers:
         follows = False
@@ -393,9 +402,9 @@ def _text_of(message: ChatMessage) -> str:
 
 
 def _skipped(body: ChatCompletionRequest) -> dict[str, str]:
-    """The header that names the tools that were left out."""
-    if not body.skipped_tools:
+    """The header that names the tools that were left out, and fields without effect."""
+    if not body.skipped:
         return {}
-    text = ", ".join(body.skipped_tools[:_MOST_NAMED])
-    logger.info("tools of a type that models here cannot call are skipped: %s", text)
+    text = ", ".join(body.skipped[:_MOST_NAMED])
+    logger.info("tools of a type that models here cannot call, or fields, are skipped: %s", text)
     return {"X-Leadline-Skipped": text}

@@ -1,4 +1,5 @@
-"""`suffix` at an engine with fill-in-the-middle tokens, and through a gateway that names the same blocks."""
+"""A model with fill-in-the-middle tokens, and with a form of tool calls that is not known, at an engine and
+through a gateway."""
 
 from __future__ import annotations
 
@@ -31,10 +32,14 @@ def folder(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for old, new in RENAMED.items():
             text = text.replace(old, new)
         file.write_text(text)
+    (copy / "chat_template.jinja").unlink(missing_ok=True)
+    (copy / "chat_template.jinja").write_text(
+        "<functions>{{ tools }}</functions>{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
     return copy
 
 
-async def test_both_build_the_same_prompt(folder: Path) -> None:
+async def test_both_build_the_same_prompt_and_refuse_unknown_calls(folder: Path) -> None:
     tokenizer = Tokenizer.load(folder)
     before, after = "def add(a, b):\n    return " * 6, "\n\nprint(add(1, 2))"
     expected = infill_ids(before, after, tokenizer, special=True)
@@ -51,6 +56,15 @@ async def test_both_build_the_same_prompt(folder: Path) -> None:
             explained = await client.post(
                 f"{rig.url}/v1/completions", json=body, headers={"X-Leadline-Explain": "1"}
             )
+            tool = {"type": "function", "function": {"name": "f"}}
+            chat = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": [tool]}
+            for url in (engine.url, rig.url):
+                refused = await client.post(f"{url}/v1/chat/completions", json=chat)
+                error = refused.json()["error"]
+                assert (refused.status_code, error["param"], error["code"]) == (
+                    *(400, "tools"),
+                    "unknown_tool_format",
+                )
             said = explained.headers["x-leadline-explain"]
             assert f'"prompt_tokens":{len(expected)}' in said.replace(" ", "")
             await rig.settled()
