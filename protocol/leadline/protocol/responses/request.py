@@ -370,7 +370,10 @@ class ResponsesRequest(OtherServersFields, kw_only=True):
 
 
 def in_words_of_responses(error: RequestError) -> RequestError:
-    """Return a refusal of the chat with the name of the field that the client gave."""
+    """Return a refusal of the chat with the name of the field that the client gave. What was found when the
+    body was read has it already."""
+    if error.code == "invalid_body":
+        return error
     old = re.split(r"[.\[]", error.param or "")[0]
     new = _PARAMS.get(old)
     if new is not None:
