@@ -370,3 +370,15 @@ def test_plain_weights_are_rounded_to_fp8_slice_by_slice(
         assert torch.equal(experts.down.flatten(0, 1).view(torch.uint8), values.view(torch.uint8))
         assert torch.equal(experts.scales[1].flatten(), scales.flatten())
         assert torch.equal(experts.router, theirs.router)
+
+
+def test_a_quantized_head_is_dequantized(base: Path, tmp_path: Path) -> None:
+    packer, fields, _ = CASES["fp8_channel"]
+    quantized, plain = quantize(
+        base, tmp_path, packer, {**fields, "ignore": []}, skipped=("embed_tokens", "norm")
+    )
+    assert load_file(quantized / "model.safetensors")["lm_head.weight"].dtype == torch.float8_e4m3fn
+    ids = torch.arange(9)
+    torch.testing.assert_close(
+        logits_of(load(quantized), ids), logits_of(load(plain), ids), atol=2e-4, rtol=1e-4
+    )
