@@ -137,6 +137,7 @@ CASES = {
         },
     ),
     "glm4_moe_two_dense_layers": ("glm4_moe", {"first_k_dense_replace": 2}),
+    "minimax_m2": ("minimax_m2", {}),
     "dots1": ("dots1", {}),
     "qwen3_moe": ("qwen3_moe", {}),
     "qwen3_moe_renormalized": ("qwen3_moe", {"norm_topk_prob": True}),

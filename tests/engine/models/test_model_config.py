@@ -13,6 +13,7 @@ from leadline.engine.config import EngineConfig
 from leadline.engine.errors import ModelNotFound, UnsupportedModel
 from leadline.engine.models import load_model_config
 from leadline.engine.models.families import FAMILIES, WRAPPERS
+from leadline.engine.models.unread_fields import REFUSED
 from leadline.engine.runner.shard import resolve_context
 
 LLAMA = {**BASE, "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rope_theta": 10000.0}
@@ -224,6 +225,10 @@ def test_dynamic_ends_where_its_frequencies_would_change(tmp_path):
         (glm4_moe(routed_scaling_factor="2"), "routed_scaling_factor must be a number, not '2'"),
         (glm4_moe(first_k_dense_replace="1"), "first_k_dense_replace must be a positive integer"),
         (moe(routed_scaling_factor=2.5), "routed_scaling_factor is 2.5"),
+        (
+            {**moe(qk_norm_type="per_head"), "architectures": ["MiniMaxM2ForCausalLM"]},
+            "qk_norm_type is 'per_head', which is not supported; 'per_layer' or None is",
+        ),
         (moe(n_shared_experts=1), "n_shared_experts is 1"),
         (
             {**moe(use_sliding_window=True), "architectures": ["Qwen2MoeForCausalLM"]},
@@ -431,3 +436,9 @@ def test_the_page_of_models_lists_the_architectures_that_are_supported():
     listed = re.findall(r"^\| `(\w+)` \|", page.read_text(), re.MULTILINE)
     supported = [*FAMILIES, *WRAPPERS]
     assert [name for name in listed if name.endswith(("LM", "Generation"))] == supported
+
+
+def test_the_page_of_models_lists_the_fields_that_are_refused():
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+    section = page.split("## Fields that are refused")[1].split("\n## ")[0].split("reads the field:")[1]
+    assert re.findall(r"`(\w+)`", section) == list(REFUSED)

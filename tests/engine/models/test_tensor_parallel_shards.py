@@ -98,6 +98,7 @@ CASES = {
     "capped_logits": (4, "gemma2", {"num_key_value_heads": 1}),
     "an_mlp_beside_experts": (2, "qwen2_moe", {}),
     "groups_of_experts": (3, "glm4_moe", {"num_key_value_heads": 3}),
+    "corrected_scores_and_norms_over_all_heads": (4, "minimax_m2", {"num_key_value_heads": 2}),
     "a_last_rank_with_less_vocabulary": (4, "mistral", {"num_attention_heads": 4, "vocab_size": 97}),
 }
 

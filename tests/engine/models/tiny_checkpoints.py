@@ -102,6 +102,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "use_qk_norm": True,
         "num_nextn_predict_layers": 0,
     },
+    "minimax_m2": {"head_dim": 16, "num_local_experts": 7, "num_experts_per_tok": 3, "rotary_dim": 8},
     "dots1": {
         "head_dim": 16,
         "n_routed_experts": 7,

@@ -435,6 +435,49 @@ FAMILIES: dict[str, Family] = {
             "rms_norm_eps": 1e-5,
         },
     ),
+    "MiniMaxM2ForCausalLM": Family(
+        "minimax_m2",
+        head_norms="whole",
+        rotation=RotationRule(partial=1.0, dim_field="rotary_dim"),
+        experts=ExpertNames(
+            counts=("num_local_experts", "num_experts"),
+            size="intermediate_size",
+            router="block_sparse_moe.gate",
+            experts="block_sparse_moe.experts",
+            gate="w1",
+            up="w3",
+            down="w2",
+            renormalize=True,
+            scoring="sigmoid",
+            bias="block_sparse_moe.e_score_correction_bias",
+        ),
+        code=frozenset(
+            {"configuration_minimax_m2.MiniMaxM2Config", "modeling_minimax_m2.MiniMaxM2ForCausalLM"}
+        ),
+        extra_layers="num_mtp_modules",
+        defaults={
+            "head_dim": 128,
+            "num_experts_per_tok": 8,
+            "num_key_value_heads": 8,
+            "num_local_experts": 256,
+            "rope_theta": 5_000_000.0,
+        },
+        required={
+            "qk_norm_type": ("per_layer", None),
+            "scoring_func": ("sigmoid", None),
+            "shared_intermediate_size": (0, None),
+            "use_routing_bias": (True, None),
+        },
+        harmless=frozenset(
+            {
+                "attn_type_list",
+                "mlp_intermediate_size",
+                "mtp_transformer_layers",
+                "shared_moe_mode",
+                "use_mtp",
+            }
+        ),
+    ),
     "Dots1ForCausalLM": Family(
         "dots1",
         qkv_bias=None,

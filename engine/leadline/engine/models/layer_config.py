@@ -61,7 +61,7 @@ class RotationRule(RopeRule):
 
     @property
     def fields(self) -> frozenset[str]:
-        names = {self.window_field} if self.window_field is not None else set()
+        names = {name for name in (self.window_field, self.dim_field) if name is not None}
         if self.still == "listed":
             names |= {"no_rope_layers", "no_rope_layer_interval"}
         if self.still == "by position_embedding_type":

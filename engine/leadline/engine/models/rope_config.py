@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leadline.engine.errors import UnsupportedModel
+from leadline.engine.models.fields import positive
 
 __all__ = ["ROPE_FIELDS", "RopeConfig", "RopeRule", "read_rope"]
 
@@ -56,6 +57,8 @@ class RopeRule:
     """Names that it has for them."""
     partial: float | None = None
     """The default of partial_rotary_factor; None: it is refused."""
+    dim_field: str | None = None
+    """The field with the numbers of a head that rotate, where partial_rotary_factor is absent."""
     interleaved: bool = False
     """Pairs are neighbours, not halves of a head apart."""
     scales_queries: bool = False
@@ -124,6 +127,8 @@ def read_rope(
     given.setdefault("rope_theta", fields.get("rope_theta", 10_000.0))
     if "partial_rotary_factor" in fields:
         given.setdefault("partial_rotary_factor", fields["partial_rotary_factor"])
+    if rule.dim_field in fields:
+        given.setdefault("partial_rotary_factor", positive(fields, rule.dim_field) / head_dim)
     whole = fields.get("max_position_embeddings", 0)
     # The outer field, where present, overrides the inner one; the whole length stands in for both.
     if "original_max_position_embeddings" in fields and rope_type != "default":

@@ -14,11 +14,11 @@ from leadline.engine.errors import UnsupportedModel
 from leadline.engine.models.families import Family
 from leadline.engine.models.rope_config import ROPE_FIELDS
 
-__all__ = ["refuse_unread", "unknown_fields"]
+__all__ = ["REFUSED", "refuse_unread", "unknown_fields"]
 
 _OFF = (False, 0, "", [], {})
 
-_REFUSED: dict[str, tuple[Any, ...]] = {
+REFUSED: dict[str, tuple[Any, ...]] = {
     # attention
     "is_causal": (True,),
     "bidirectional": _OFF,
@@ -180,11 +180,11 @@ _QK_NORM = ("qk_norm", "use_qk_norm", "qk_layernorm")
 
 def refuse_unread(raw: Mapping[str, Any], family: Family) -> None:
     """Raise UnsupportedModel for the first field that changes the computation and that we do not honour."""
-    for name, neutral in _REFUSED.items():
+    for name, neutral in REFUSED.items():
         value = raw.get(name)
         if value is None or value in neutral or name in family.fields:
             continue
-        if value is True and family.head_norms == "head" and name in _QK_NORM:
+        if value is True and family.head_norms != "none" and name in _QK_NORM:
             continue
         if name == "quantization":
             raise UnsupportedModel(
@@ -221,7 +221,7 @@ def _refuse_code(auto_map: object, known: frozenset[str]) -> None:
 
 def unknown_fields(raw: Mapping[str, Any], read: Iterable[str]) -> tuple[str, ...]:
     """Names of the fields that are set and that are not known here, in order. `read`: those of the family."""
-    known = _READ | _HARMLESS | _REFUSED.keys() | set(read)
+    known = _READ | _HARMLESS | REFUSED.keys() | set(read)
     names = [name for name, value in raw.items() if value is not None and name not in known]
     for rope in ("rope_parameters", "rope_scaling"):
         inner = raw.get(rope) or {}
