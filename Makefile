@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --quiet
 
-.PHONY: help setup clients demo test lint format bench e2e images manifests clean distclean
+.PHONY: help setup clients demo check test lint format bench e2e images manifests clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -53,6 +53,13 @@ lint: setup ## linters, types, import rules, generated files, prose
 format: setup ## format and fix what ruff can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+# Folders of `make check`; tests/conftest.py leaves out the tests there that start a process or are marked slow.
+CHECKED := $(addprefix tests/,docs protocol operator) \
+  $(addprefix tests/engine/,core profiling publisher runner sampling) \
+  $(addprefix tests/gateway/,admission index policies services)
+check: lint ## lint, and the tests that start no process; under two minutes
+	@$(BIN)/pytest --check -q $(CHECKED)
 
 # pyproject.toml deselects the gpu marker. The tests that compute (engine, gateway, command line) and the others, which
 # mostly wait for the cluster, run in parallel. All that need the cluster are among the others, one after the other. Both

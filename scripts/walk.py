@@ -22,11 +22,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _BACKGROUND = (
-    "gateway/sync/",
-    "gateway/discovery/",
-    "gateway/background",
-    "engine/publisher/",
-    "system/pulse",
+    *("gateway/sync/", "gateway/discovery/", "gateway/background", "gateway/tokenizers/", "gateway/config/"),
+    *("index/stream", "state_gauges", "engine/publisher/", "process/publishing", "system/pulse"),
+    *("protocol/keys", "protocol/wire", "cli/launcher", "cli/valkey"),
 )
 _TEXT = (
     "You answer questions about trains, tickets and stations of a railway company, in short sentences. " * 8

@@ -1,6 +1,7 @@
 """Global settings of the tests, made before anything imports torch: no network, few threads."""
 
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -24,11 +25,34 @@ _IMAGES_SECONDS = 1500.0
 _LEFT_OUT = pytest.StashKey[int]()
 
 
+_PROCESSES = re.compile(r"\b(subprocess|multiprocessing|EmbeddedValkey|LiveServer|Cluster)\b")
+_PROCESS_FIXTURES = {"valkey", "valkey_server", "small_model", "images"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--check", action="store_true", help="only tests that start no process and take under ten seconds"
+    )
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    """Whether `make check` runs a test: it is not marked `slow`, and neither its file nor its fixtures start
+    a process."""
+    fixtures = set(getattr(item, "fixturenames", ()))
+    if item.get_closest_marker("slow") or fixtures & _PROCESS_FIXTURES:
+        return False
+    return not _PROCESSES.search(item.path.read_text())
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `cluster` need one that KUBECONFIG names; without it they are deselected, and said so.
+    """Tests marked `cluster` need one that KUBECONFIG names; without it they are deselected, and counted.
 
     With it they come last, and at the very end those that need our images, which `.ci/run` builds
     meanwhile."""
+    if config.getoption("check"):
+        quick = [item for item in items if _is_quick(item)]
+        config.hook.pytest_deselected(items=[item for item in items if not _is_quick(item)])
+        items[:] = quick
     if os.environ.get("KUBECONFIG"):
         items.sort(
             key=lambda item: (

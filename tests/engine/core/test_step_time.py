@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leadline.engine.core.plan import StepPlan
-from leadline.engine.core.step_time import LEAST_TOKENS, StepTime
+from leadline.engine.core.planning import LEAST_TOKENS, StepTime
 
 ATTENTION = 5e-5
 """About that of an 8B model: 20,000 keys cost as much as one token's products."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leadline.engine.frontend.stop import StopStrings
+from leadline.engine.frontend.detokenizer import StopStrings
 
 
 def naive(text: str, stops: list[str], include: bool, armed_from: int = 0) -> tuple[str, str | None]:

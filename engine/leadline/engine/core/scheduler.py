@@ -24,7 +24,7 @@ from typing import Literal
 from leadline.engine.core.block_pool import BlockPool, IntegrityError
 from leadline.engine.core.drafter import Drafter
 from leadline.engine.core.plan import StepPlan, StepResult
-from leadline.engine.core.planning import Decode, Prefill
+from leadline.engine.core.planning import Decode, Prefill, StepTime
 from leadline.engine.core.policy import SchedulingPolicy
 from leadline.engine.core.results import Flight, Results
 from leadline.engine.core.sequence import GRAMMAR, Allowed, Sequence, State, Thought
@@ -32,7 +32,6 @@ from leadline.engine.core.settings import SchedulerConfig
 from leadline.engine.core.speculation import Speculation
 from leadline.engine.core.state import SchedulerState
 from leadline.engine.core.stats import SchedulerStats
-from leadline.engine.core.step_time import StepTime
 from leadline.engine.errors import QueueFull, RequestError
 from leadline.engine.messages import CoreOutput, CoreRequest, Failure
 from leadline.protocol.chain import ChainNamespace

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 import msgspec
 
 from leadline.engine.errors import RequestError
-from leadline.engine.frontend.detokenizer import Detokenizer
-from leadline.engine.frontend.stop import StopStrings
+from leadline.engine.frontend.detokenizer import Detokenizer, StopStrings
 from leadline.engine.messages import CoreOutput, CoreRequest, FinishReason
 from leadline.engine.outputs import OutputDelta
 from leadline.engine.sampling_params import SamplingParams

@@ -26,7 +26,7 @@ import torch
 from leadline.engine.attention.interface import AttentionBatch
 from leadline.engine.core.plan import StepPlan
 from leadline.engine.runner.slots import SlotTables
-from leadline.engine.sampling.transfer import upload
+from leadline.engine.sampling.slot_rows import upload
 
 __all__ = ["InputBuilder", "StepInputs"]
 

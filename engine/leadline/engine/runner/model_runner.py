@@ -25,8 +25,8 @@ from leadline.engine.runner.inputs import InputBuilder, StepInputs
 from leadline.engine.runner.slots import SlotTables
 from leadline.engine.runner.split import JoinedHandles, StepSplitter
 from leadline.engine.sampling import LogprobRows, Sampler, gather_logprobs
+from leadline.engine.sampling.slot_rows import upload
 from leadline.engine.sampling.state import LOGPROBS, RANDOM
-from leadline.engine.sampling.transfer import upload
 
 if TYPE_CHECKING:
     from leadline.engine.runner.graphs.decode import CaptureReport, DecodeGraphs, GraphStep

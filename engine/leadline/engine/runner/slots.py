@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from leadline.engine.core.plan import NewSeq, StepPlan
-from leadline.engine.sampling.transfer import upload
+from leadline.engine.sampling.slot_rows import upload
 
 __all__ = ["SlotTables"]
 

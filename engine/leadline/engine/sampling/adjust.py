@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from leadline.engine.sampling.transfer import upload
+from leadline.engine.sampling.slot_rows import upload
 
 __all__ = ["add_pairs_", "apply_bitmasks_", "ban_pairs_"]
 

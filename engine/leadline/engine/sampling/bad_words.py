@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from leadline.engine.core.plan import NewSeq
-from leadline.engine.sampling.slot_rows import SlotRows
-from leadline.engine.sampling.transfer import upload
+from leadline.engine.sampling.slot_rows import SlotRows, upload
 
 __all__ = ["BadWords"]
 

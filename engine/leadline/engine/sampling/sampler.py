@@ -23,6 +23,7 @@ from leadline.engine.sampling.bad_words import BadWords
 from leadline.engine.sampling.logprobs import LogprobRows, gather_logprobs
 from leadline.engine.sampling.noise import gumbel, row_keys
 from leadline.engine.sampling.penalties import TokenCounts
+from leadline.engine.sampling.slot_rows import upload
 from leadline.engine.sampling.state import (
     ALLOWED,
     BANS,
@@ -34,7 +35,6 @@ from leadline.engine.sampling.state import (
     WORDS,
     SamplingState,
 )
-from leadline.engine.sampling.transfer import upload
 from leadline.engine.sampling.truncate import threshold
 
 __all__ = ["Sampler"]

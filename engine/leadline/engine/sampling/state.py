@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from leadline.engine.core.plan import NewSeq
-from leadline.engine.sampling.transfer import upload
+from leadline.engine.sampling.slot_rows import upload
 
 __all__ = ["ALLOWED", "BANS", "BIAS", "LOGPROBS", "PENALTY", "RANDOM", "TRUNCATE", "WORDS", "SamplingState"]
 
