@@ -97,6 +97,8 @@ class Pod:
     epoch: str = ""
     model: str = ""
     served_names: tuple[str, ...] = ()
+    task: str = "generate"
+    """What its model is served for: generate, embed or rerank."""
     ready: bool = True
     """Discovery says that it takes requests."""
     terminating: bool = False
@@ -139,6 +141,7 @@ class Pod:
         self.restarted(report.epoch)
         self.report, self.reported_at = report, now
         self.model, self.served_names = report.model, tuple(report.served_names)
+        self.task = report.task
         self._gone_requests = self._gone_blocks = 0
         for lease in list(self._unseen):
             if lease.started + REPORT_LAG > now:

@@ -108,6 +108,11 @@ class Service:
         why = f": the operator reports {self.reason}" if self.reason else ""
         return f"{self.name} has no pod that takes requests{why}"
 
+    @property
+    def task(self) -> str:
+        """What the pods' model is served for: generate, embed or rerank."""
+        return next((pod.task for pod in self.pods.values()), "generate")
+
     def can_serve(self) -> bool:
         """Some pod is ready and not leaving."""
         return any(pod.ready and not pod.draining for pod in self.pods.values())
@@ -237,7 +242,12 @@ class ServiceTable:
         """The data of `GET /v1/models`. `max_model_len` is the least of the service's pods."""
         cards = []
         for name, service in self.names():
-            card = ModelCard(id=name, created=service.created, prefix_matching=service.token_mode.card())
+            card = ModelCard(id=name, created=service.created)
+            match service.task:
+                case "embed" | "rerank" as task:
+                    card.task = task
+                case _:
+                    card.prefix_matching = service.token_mode.card()
             lengths = [
                 pod.report.max_model_len
                 for pod in service.pods.values()

@@ -35,6 +35,8 @@ class LoadReport(msgspec.Struct, kw_only=True, frozen=True):
     revision: str = ""
     tokenizer: str = ""
     """Digest of its tokenizer bundle (`leadline.protocol.text.bundle`); empty: it has none to give."""
+    task: str = "generate"
+    """What the model is served for: generate, embed or rerank."""
     adapters: list[str] = []
     served_names: list[str] = []
     """What clients may put in a request's `model`."""

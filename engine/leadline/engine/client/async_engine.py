@@ -80,7 +80,7 @@ class ModelTexts:
         _ = tokenizer.pieces.longest  # computed over the whole vocabulary on first use: not in a request
         renderer = ChatRenderer(tokenizer.chat_templates, tokenizer.special_tokens)
         if (pooling := read_pooling(path, config)) is not None:
-            return cls(tokenizer, renderer, None, pooling, b"")  # gateways route by load and need no tokens
+            return cls(tokenizer, renderer, None, pooling, _bundle_of(tokenizer))
         return cls(tokenizer, renderer, load_model_config(path), None, _bundle_of(tokenizer))
 
 
@@ -214,6 +214,9 @@ class AsyncEngine:
         self.served_name = config.served_name or resolved.model_id
         self.max_model_len = ready.max_model_len
         self.tokenizer, self.renderer = texts.tokenizer, texts.renderer
+        if texts.bundle:
+            self.tokenizer_bundle = texts.bundle
+            self.tokenizer_digest = bundle_digest(texts.bundle)
         if texts.pooling is not None:
             self.pooling = PoolingBuilder(config, texts.pooling, texts.tokenizer)
             self._calls = PoolingCalls(self._send_abort)
@@ -239,9 +242,6 @@ class AsyncEngine:
                 shows_tools=self.renderer.shows_tools(),
             )
         )
-        if texts.bundle:
-            self.tokenizer_bundle = texts.bundle
-            self.tokenizer_digest = bundle_digest(texts.bundle)
         form = detect_reasoning(self.renderer.source_for(tools=False), config.reasoning_format)
         self.reasoning = None if form is None else ModelReasoning(form, self.tokenizer)
         self.builder = RequestBuilder(

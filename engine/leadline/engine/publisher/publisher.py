@@ -55,6 +55,7 @@ class Identity:
     max_concurrent_requests: int = 0
     tokenizer: str = ""
     """Digest of the tokenizer bundle."""
+    task: str = "generate"
 
 
 def load_report(identity: Identity, stats: SchedulerStats, speeds: Speeds, *, draining: bool) -> LoadReport:
@@ -67,6 +68,7 @@ def load_report(identity: Identity, stats: SchedulerStats, speeds: Speeds, *, dr
         model=identity.model,
         revision=identity.revision,
         tokenizer=identity.tokenizer,
+        task=identity.task,
         served_names=list(identity.served_names),
         block_size=identity.block_size,
         max_model_len=identity.max_model_len,

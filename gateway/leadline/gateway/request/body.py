@@ -17,10 +17,11 @@ from msgspec import Meta
 from leadline.protocol.errors import RequestError
 from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest, InvalidBody, decode_body
 from leadline.protocol.openai.common import PriorityClass
+from leadline.protocol.openai.pooling import PoolingFields
 from leadline.protocol.openai.service import DetokenizeRequest, TokenizeRequest
 from leadline.protocol.text.prompts import PromptRequest
 
-__all__ = ["Incoming", "amended", "read_incoming"]
+__all__ = ["Incoming", "amended", "read_incoming", "read_pooling"]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -48,7 +49,7 @@ class Incoming(msgspec.Struct, kw_only=True):
     """The type of the body, by its path."""
     body: bytes
     fields: Any
-    """ChatCompletionRequest, CompletionRequest or Peek."""
+    """ChatCompletionRequest, CompletionRequest, PoolingFields or Peek."""
     full: PromptRequest | None
     """What becomes prompt, where all of it is known; of most requests, `fields`."""
     request: Any = None
@@ -126,6 +127,16 @@ def read_incoming(body: bytes, kind: type[Any]) -> Incoming:
 
 def _session_of(request: PromptRequest) -> str | None:
     return getattr(request, "session_id", None) or getattr(request, "user", None)
+
+
+def read_pooling(body: bytes) -> Incoming:
+    """Read what routing needs of a request for vectors or scores; the pod reads the rest. Raises RequestError
+    400 for what is no JSON object or has wrong types where the gateway must look."""
+    try:
+        fields = decode_body(body, PoolingFields)
+    except InvalidBody as error:
+        raise invalid(error) from None
+    return Incoming(kind=PoolingFields, body=body, fields=fields, full=None, session=fields.user)
 
 
 def invalid(fault: InvalidBody) -> RequestError:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from leadline.gateway.request.body import Incoming, read_incoming
+from leadline.gateway.request.body import Incoming, read_incoming, read_pooling
 from leadline.gateway.request.events import DONE, MovableEvents, event
 from leadline.gateway.request.local_answers import counted, detokenized, tokenized
 from leadline.gateway.request.migration import MovableStream
@@ -25,6 +25,7 @@ from leadline.protocol.anthropic.request import CountTokensRequest, MessagesRequ
 from leadline.protocol.errors import RequestError, encode_error
 from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest, encode_body
 from leadline.protocol.openai.common import PromptTokensDetails, Usage
+from leadline.protocol.openai.pooling import PoolingUsage
 from leadline.protocol.openai.service import DetokenizeRequest, TokenizeRequest
 from leadline.protocol.responses import ResponsesRequest, in_words_of_responses
 from leadline.protocol.responses.objects import ResponseErrorEvent
@@ -287,6 +288,27 @@ RESPONSES = Dialect(
     worded=in_words_of_responses,
 )
 
+_pooling_usages = msgspec.json.Decoder(PoolingUsage)
+_USAGE_BYTES = 512
+
+
+def _pooling_usage_of(body: bytes) -> Usage | None:
+    """The usage at the end of an answer: vectors in front of it may be megabytes."""
+    found = _USAGE.findall(body[-_USAGE_BYTES:]) or _USAGE.findall(body[:_USAGE_BYTES])
+    try:
+        usage = _pooling_usages.decode(found[-1]) if found else None
+    except msgspec.DecodeError:
+        return None
+    if usage is None:
+        return None
+    return Usage(prompt_tokens=usage.prompt_tokens, completion_tokens=0, total_tokens=usage.total_tokens)
+
+
+def _pooling(operation: str) -> Dialect:
+    """The dialect of an endpoint that turns texts into numbers: nothing of it streams."""
+    return replace(_chunks(operation, CompletionRequest), read=read_pooling, usage_of=_pooling_usage_of)
+
+
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": _chunks("chat", ChatCompletionRequest),
     "/v1/completions": _chunks("text_completion", CompletionRequest),
@@ -299,6 +321,10 @@ DIALECTS: dict[str, Dialect] = {
         local=counted,
     ),
     "/v1/responses": RESPONSES,
+    "/v1/embeddings": _pooling("embeddings"),
+    "/v1/rerank": _pooling("rerank"),
+    "/v2/rerank": _pooling("rerank"),
+    "/v1/score": _pooling("score"),
     "/tokenize": _without_output("tokenize", TokenizeRequest, tokenized),
     "/detokenize": _without_output("detokenize", DetokenizeRequest, detokenized),
 }

@@ -147,7 +147,7 @@ class _Unreported(msgspec.Struct, frozen=True):
 def known_prompt(service: Service, incoming: Incoming) -> RoutedPrompt | None:
     """The prompt, where nothing must be waited for; else `read_prompt` says it. Raises as that does."""
     tokens, full = service.tokens, incoming.full
-    if tokens is None or full is None:
+    if tokens is None or full is None or service.task != "generate":
         return None
     reports = reported_namespaces(service)
     identity = reports[0] if reports else _unreported(service.model, service.block_size)
@@ -174,6 +174,10 @@ _unreported = lru_cache(maxsize=64)(_Unreported)
 async def read_prompt(service: Service, incoming: Incoming) -> RoutedPrompt:
     """Tokenize, or measure, the prompt. Raises RequestError for what the engine would refuse as well."""
     tokens = service.tokens
+    asks_for_ids = isinstance(incoming.full, TokenizeRequest)
+    if service.task != "generate" and not asks_for_ids:
+        # Such a model has no prompts: its pods are chosen by load, and answer other requests themselves.
+        return RoutedPrompt((), max(1, len(incoming.body) // BYTES_PER_TOKEN), False)
     if incoming.full is None:
         if incoming.fault is not None and tokens is not None and not isinstance(tokens, ApproximateTokens):
             raise invalid(incoming.fault)
@@ -186,7 +190,7 @@ async def read_prompt(service: Service, incoming: Incoming) -> RoutedPrompt:
     first = prompts[0]
     total = first.num_tokens if len(prompts) == 1 else sum(prompt.num_tokens for prompt in prompts)
     found = RoutedPrompt(first.chain, total, first.ids is not None)
-    if isinstance(incoming.full, TokenizeRequest):
+    if asks_for_ids:
         found.ids = first.ids
     if len(reports) > 1 and not isinstance(tokens, ApproximateTokens):
         found.names = name_prompt(tokens, first, reports, _salt(incoming))

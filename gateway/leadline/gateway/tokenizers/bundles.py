@@ -7,6 +7,7 @@ bundle is used as a file name.
 
 import asyncio
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 import aiohttp
@@ -17,7 +18,7 @@ from leadline.gateway.tokens.service import TokenService
 from leadline.protocol.errors import LeadlineError, UnsupportedModel
 from leadline.protocol.text.bundle import MAX_BUNDLE_BYTES, bundle_digest, encode_bundle, load_bundle
 
-__all__ = ["PATH", "BundleRefused", "TokenPool", "fetch_bundle", "fetch_names"]
+__all__ = ["PATH", "BundleRefused", "TokenPool", "fetch_bundle", "fetch_names_and_task"]
 
 
 PATH = "/admin/tokenizer"
@@ -29,10 +30,11 @@ _MAX_NAMES_BYTES = 1 << 20
 
 class _Card(msgspec.Struct):
     id: str
+    task: Any = "generate"
 
 
 class _Cards(msgspec.Struct):
-    """Of a model list no more than the names: other engines' cards have other fields."""
+    """Of a model list no more than names and task: other engines' cards have other fields."""
 
     data: list[_Card]
 
@@ -87,10 +89,12 @@ async def fetch_bundle(
     return data
 
 
-async def fetch_names(
+async def fetch_names_and_task(
     session: aiohttp.ClientSession, address: str, *, headers: dict[str, str] | None = None
-) -> tuple[str, ...]:
-    """What the pod at `address` calls its model; empty when it cannot be asked."""
+) -> tuple[tuple[str, ...], str]:
+    """What the pod at `address` calls its model, and what the model is served for. No names when it cannot be
+    asked."""
+    nothing: tuple[tuple[str, ...], str] = (), "generate"
     try:
         async with session.get(
             f"http://{address}/v1/models",
@@ -99,13 +103,15 @@ async def fetch_names(
             timeout=_NAMES_PATIENCE,
         ) as response:
             if response.status != 200:
-                return ()
+                return nothing
             data = await response.content.read(_MAX_NAMES_BYTES)
             while piece := await response.content.read(_MAX_NAMES_BYTES - len(data)):
                 data += piece
-        return tuple(card.id for card in _cards.decode(data).data)
+        cards = _cards.decode(data).data
     except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
-        return ()
+        return nothing
+    tasks = [card.task for card in cards if card.task in ("embed", "rerank")]
+    return tuple(card.id for card in cards), tasks[0] if tasks else "generate"
 
 
 def _check_status(status: int, address: str) -> None:

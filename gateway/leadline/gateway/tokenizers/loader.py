@@ -27,7 +27,7 @@ import aiohttp
 
 from leadline.gateway.pods import Pod
 from leadline.gateway.services import Service
-from leadline.gateway.tokenizers.bundles import BundleRefused, TokenPool, fetch_bundle, fetch_names
+from leadline.gateway.tokenizers.bundles import BundleRefused, TokenPool, fetch_bundle, fetch_names_and_task
 from leadline.gateway.tokens.approximate import ApproximateTokens
 from leadline.gateway.tokens.mode import ASSUMED_TTL, EVENTS_TTL, Reason, TokenMode
 from leadline.gateway.tokens.parity import ParityReport, check_parity
@@ -119,7 +119,9 @@ class TokenizerLoader:
     async def _try(self, pod: Pod, wanted: str) -> None:
         if pod.report is None and not pod.served_names:
             # Without heartbeats there is no other source.
-            pod.served_names = await fetch_names(self._session, pod.address, headers=self._headers)
+            pod.served_names, pod.task = await fetch_names_and_task(
+                self._session, pod.address, headers=self._headers
+            )
         refused: BundleRefused | None = None
         try:
             await self._load_from(pod, wanted)

@@ -44,6 +44,7 @@ async def announce(publisher: Publisher, engine: AsyncEngine, state: ServerState
         max_model_len=engine.max_model_len,
         max_concurrent_requests=engine.config.max_concurrent_requests,
         tokenizer=engine.tokenizer_digest,
+        task=engine.task,
     )
 
     def report() -> LoadReport:
