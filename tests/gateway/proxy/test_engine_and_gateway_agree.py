@@ -239,7 +239,6 @@ PATHS = [
     ("GET", "/v1/models/m", b"", 200),
     ("GET", "/v1/models/other", b"", 404),
     ("GET", "/nowhere", b"", 404),
-    ("POST", "/v1/embeddings", GOOD, 404),
     ("POST", "/v1/chat/completion", GOOD, 404),
     ("POST", "/chat/completions", GOOD, 404),
     ("POST", TEXT + "?a=b", GOOD, 200),

@@ -162,50 +162,44 @@ async def test_the_gateway_s_own_tokenizer_changes_nothing(embedder: Engine) -> 
 
 async def test_clients_of_openai_and_langchain_get_the_engine_s_vectors(embedder: Engine) -> None:
     texts = ["a river", "a city"]
-    async with gateway_to(embedder.address) as rig:
+
+    def ask(url: str) -> None:
         expected = httpx.post(embedder.url + EMBED, json={"input": texts}).json()
         vectors = [one["embedding"] for one in expected["data"]]
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        by_default = client.embeddings.create(model="m", input=texts)
+        as_floats = client.embeddings.create(model="m", input=texts, encoding_format="float")
+        for answer in (by_default, as_floats):
+            assert [one.embedding for one in answer.data] == vectors
+            assert answer.usage.total_tokens == expected["usage"]["total_tokens"] == 8
+        with pytest.raises(openai.NotFoundError, match="embeds texts: use /v1/embeddings"):
+            client.completions.create(model="m", prompt="Hi")
+        chain = OpenAIEmbeddings(model="m", base_url=url, api_key="none", check_embedding_ctx_length=False)
+        assert chain.embed_documents(texts) == vectors
+        assert chain.embed_query(texts[1]) == pytest.approx(vectors[1], abs=1e-6)
 
-        def ask() -> None:
-            url = f"{rig.url}/v1"
-            client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
-            by_default = client.embeddings.create(model="m", input=texts)
-            as_floats = client.embeddings.create(model="m", input=texts, encoding_format="float")
-            for answer in (by_default, as_floats):
-                assert [one.embedding for one in answer.data] == vectors
-                assert answer.usage.total_tokens == expected["usage"]["total_tokens"] == 8
-            with pytest.raises(openai.NotFoundError, match="embeds texts: use /v1/embeddings"):
-                client.completions.create(model="m", prompt="Hi")
-            chain = OpenAIEmbeddings(
-                model="m", base_url=url, api_key="none", check_embedding_ctx_length=False
-            )
-            assert chain.embed_documents(texts) == vectors
-            assert chain.embed_query(texts[1]) == pytest.approx(vectors[1], abs=1e-6)
-
-        await asyncio.to_thread(ask)
+    async with gateway_to(embedder.address) as rig:
+        await asyncio.to_thread(ask, f"{rig.url}/v1")
+    await asyncio.to_thread(ask, f"{embedder.url}/v1")
 
 
 async def test_cohere_s_client_reranks(reranker: Engine) -> None:
     documents = ["w3 w4", "w1 w2", "w60"]
     body = {"query": "w1", "documents": documents}
+
+    def ask(url: str) -> None:
+        plain = httpx.post(url + RERANK, json=body | {"top_n": 2}).json()["results"]
+        assert [one["document"]["text"] for one in plain] == [documents[one["index"]] for one in plain]
+        pairs = httpx.post(url + SCORE, json={"text_1": "w1", "text_2": documents}).json()["data"]
+        scores = sorted(((one["score"], one["index"]) for one in pairs), reverse=True)
+        assert [(one["relevance_score"], one["index"]) for one in plain] == scores[:2]
+        client = cohere.ClientV2(api_key="none", base_url=url)
+        answer = client.rerank(model="m", **body)
+        assert [(one.relevance_score, one.index) for one in answer.results] == scores
+
     async with gateway_to(reranker.address) as rig:
-        plain = httpx.post(rig.url + RERANK, json=body | {"top_n": 2}).json()
-        assert [one["document"]["text"] for one in plain["results"]] == [
-            documents[one["index"]] for one in plain["results"]
-        ]
-        pairs = httpx.post(rig.url + SCORE, json={"text_1": "w1", "text_2": documents}).json()
-        scores = sorted(((one["score"], one["index"]) for one in pairs["data"]), reverse=True)
-        ranked = [(one["relevance_score"], one["index"]) for one in plain["results"]]
-        assert ranked == [pytest.approx(one) for one in scores[:2]]
-
-        def ask() -> None:
-            client = cohere.ClientV2(api_key="none", base_url=rig.url)
-            answer = client.rerank(model="m", **body)
-            assert [(one.relevance_score, one.index) for one in answer.results] == [
-                pytest.approx(one) for one in scores
-            ]
-
-        await asyncio.to_thread(ask)
+        await asyncio.to_thread(ask, rig.url)
+    await asyncio.to_thread(ask, reranker.url)
 
 
 async def test_requests_are_explained_counted_and_charged_by_their_usage(

@@ -25,7 +25,6 @@ from leadline.protocol.anthropic.request import CountTokensRequest, MessagesRequ
 from leadline.protocol.errors import RequestError, encode_error
 from leadline.protocol.openai import ChatCompletionRequest, CompletionRequest, encode_body
 from leadline.protocol.openai.common import PromptTokensDetails, Usage
-from leadline.protocol.openai.pooling import PoolingUsage
 from leadline.protocol.openai.service import DetokenizeRequest, TokenizeRequest
 from leadline.protocol.responses import ResponsesRequest, in_words_of_responses
 from leadline.protocol.responses.objects import ResponseErrorEvent
@@ -288,20 +287,23 @@ RESPONSES = Dialect(
     worded=in_words_of_responses,
 )
 
-_pooling_usages = msgspec.json.Decoder(PoolingUsage)
+
+class _PoolingUsage(msgspec.Struct):
+    total_tokens: int
+
+
+_pooling_usages = msgspec.json.Decoder(_PoolingUsage)
 _USAGE_BYTES = 512
 
 
 def _pooling_usage_of(body: bytes) -> Usage | None:
-    """The usage at the end of an answer: vectors in front of it may be megabytes."""
+    """The usage at either end of an answer: between them, vectors may be megabytes."""
     found = _USAGE.findall(body[-_USAGE_BYTES:]) or _USAGE.findall(body[:_USAGE_BYTES])
     try:
-        usage = _pooling_usages.decode(found[-1]) if found else None
+        tokens = _pooling_usages.decode(found[-1]).total_tokens if found else None
     except msgspec.DecodeError:
         return None
-    if usage is None:
-        return None
-    return Usage(prompt_tokens=usage.prompt_tokens, completion_tokens=0, total_tokens=usage.total_tokens)
+    return None if tokens is None else Usage(prompt_tokens=tokens, completion_tokens=0, total_tokens=tokens)
 
 
 def _pooling(operation: str) -> Dialect:
