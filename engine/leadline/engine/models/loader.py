@@ -342,9 +342,10 @@ def _fill(
                         meter.add(slot.target.nbytes)
     # Old checkpoints carry buffers that we compute.
     passed_over = ("rotary_emb.inv_freq", *(_UNREAD if stored.any else ()))
-    extra = range(model.num_layers, model.num_layers + model.config.extra_layers)
-    beyond = tuple(f"model.layers.{number}." for number in extra)
-    ignored |= {name for name in weights.file_of if name.startswith(beyond)}
+    if isinstance(model, Decoder):
+        extra = range(model.num_layers, model.num_layers + model.config.extra_layers)
+        beyond = tuple(f"model.layers.{number}." for number in extra)
+        ignored |= {name for name in weights.file_of if name.startswith(beyond)}
     unexpected = [
         name
         for name in weights.file_of
