@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from leadline.cli.fetch_progress import FetchProgress
     from leadline.engine.hub import resolve_model
+    from leadline.engine.pooling.spec import check_supported
     from leadline.engine.system.progress import no_report
 
     if args.progress_port is not None:
@@ -35,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
     bars = args.progress_port is None and sys.stderr.isatty()
     with FetchProgress(args.model, args.progress_port) as progress:
         report = no_report if bars else progress
-        found = resolve_model(args.model, download_dir=args.download_dir, progress=bars, report=report)
+        found = resolve_model(
+            args.model, download_dir=args.download_dir, progress=bars, report=report, check=check_supported
+        )
     print(found.path)
     return 0
 

@@ -28,6 +28,7 @@ from leadline.engine.frontend.validation import RequestBuilder
 from leadline.engine.hub import resolve_model
 from leadline.engine.messages import CoreRequest
 from leadline.engine.outputs import OutputDelta, RequestOutput
+from leadline.engine.pooling.spec import check_supported
 from leadline.engine.sampling_params import SamplingParams
 from leadline.engine.system.garbage import calm_garbage_collector
 from leadline.engine.system.progress import progress_bar
@@ -53,7 +54,9 @@ class LLM:
         # No client waits for single tokens here: steps compute as many prompt tokens as they can.
         settings.setdefault("prefill_step_ms", 0.0)
         self.config = EngineConfig(model=model, **settings).validate()
-        local = resolve_model(model, download_dir=self.config.download_dir, progress=progress)
+        local = resolve_model(
+            model, download_dir=self.config.download_dir, progress=progress, check=check_supported
+        )
         self.tokenizer = Tokenizer.load(local.path)
         self._core: EngineCore | None = EngineCore(self.config, local, progress=progress)
         self.chat_renderer = ChatRenderer(self.tokenizer.chat_templates, self.tokenizer.special_tokens)

@@ -10,6 +10,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "max_position_embeddings": 8,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "vocab_size": 8,
+}
+"""config.json of a model that is supported."""
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_hub import COMMIT, FakeHub, Repository
+from fake_hub import COMMIT, CONFIG, FakeHub, Repository
 
 FILES = {
     "config.json": b'{"architectures": ["LlamaForCausalLM"]}',
@@ -67,6 +67,10 @@ except EngineError as error:
     print(json.dumps({"type": type(error).__name__, "message": str(error)}))
 """
 
+CHECKED = RESOLVE.replace("**json.loads(sys.argv[2])", "check=check_supported").replace(
+    "import json, sys", "import json, sys\nfrom leadline.engine.pooling.spec import check_supported"
+)
+
 
 def resolve(name, home, endpoint, environment=None, **options):
     """What resolve_model gave in a fresh process: a list for a model, a dict for one of our errors."""
@@ -111,6 +115,19 @@ def test_a_download_tells_what_share_of_the_missing_bytes_has_come(tmp_path):
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0.0, 1.0)
     assert told[-1][2] == "0.01 of 0.01 GB"
+
+
+def test_a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched(tmp_path):
+    quantized = {**CONFIG, "quantization_config": {"quant_method": "aqlm"}}
+    for fields, expected in ((quantized, {"config.json"}), (CONFIG, {"config.json", "model.safetensors"})):
+        files = {"config.json": json.dumps(fields).encode(), "model.safetensors": b"weights"}
+        home = tmp_path / str(len(expected))
+        with FakeHub({"org/name": Repository(files)}) as hub:
+            answer = run(CHECKED, home, hub.url, None, "hf://org/name", "{}")
+            assert hub.fetched() == expected
+        if fields is quantized:
+            assert answer["type"] == "UnsupportedModel"
+            assert "quantization_config.quant_method 'aqlm'" in answer["message"]
 
 
 def test_without_weights_only_the_small_files_are_fetched(tmp_path):

@@ -15,7 +15,7 @@ import urllib.request
 from pathlib import Path
 from typing import BinaryIO
 
-from fake_hub import FakeHub, Repository
+from fake_hub import CONFIG, FakeHub, Repository
 
 SIZE = 40_000_000
 COMMAND = [sys.executable, "-m", "leadline.cli.main", "model-path"]
@@ -56,7 +56,7 @@ def free_port() -> int:
 
 
 def test_a_download_says_over_http_how_far_it_is_and_prints_steps(tmp_path: Path) -> None:
-    files = {"config.json": b"{}", "model.safetensors": os.urandom(SIZE)}
+    files = {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": os.urandom(SIZE)}
     port = free_port()
     with SlowHub({"org/name": Repository(files)}) as hub:
         process = subprocess.Popen(
@@ -94,7 +94,7 @@ def test_a_download_says_over_http_how_far_it_is_and_prints_steps(tmp_path: Path
 
 def test_a_download_in_a_pod_ends_when_it_is_told_to(tmp_path: Path) -> None:
     """By a way of its own: the first process of a container gets no signal whose default it left in place."""
-    files = {"config.json": b"{}", "model.safetensors": os.urandom(SIZE)}
+    files = {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": os.urandom(SIZE)}
     with SlowHub({"org/name": Repository(files)}) as hub:
         process = subprocess.Popen(
             [*COMMAND, "hf://org/name", f"--progress-port={free_port()}"],

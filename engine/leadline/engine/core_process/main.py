@@ -93,12 +93,13 @@ def build_engine_core(config: EngineConfig, report: Report) -> Core:
 
     stage("resolving the model", None, config.model)
     from leadline.engine.hub import resolve_model
+    from leadline.engine.pooling.spec import check_supported, read_pooling
 
-    local = resolve_model(config.model, download_dir=config.download_dir, progress=bars, report=stage)
+    local = resolve_model(
+        config.model, download_dir=config.download_dir, progress=bars, report=stage, check=check_supported
+    )
     report(wire.Resolved(str(local.path), local.model_id, local.revision))
     stage("preparing", None, str(local.path))
-    from leadline.engine.pooling.spec import read_pooling
-
     if (spec := read_pooling(local.path, config)) is not None:
         return _pooling_core(config, local, spec, progress=bars, report=stage)
     from leadline.engine.core_process.engine_core import EngineCore

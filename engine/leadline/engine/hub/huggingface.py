@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,10 @@ def resolve_hub_model(
     weights: bool,
     report: ReportStage = no_report,
     config_only: bool = False,
+    check: Callable[[Path], None] | None = None,
 ) -> LocalModel:
-    """Fetch what is not in the hub's cache yet. Raises ModelNotFound, ModelUnreachable, Unauthorized or
-    ConfigError."""
+    """Fetch what is not in the hub's cache yet, config.json first for `check`. Raises ModelNotFound,
+    ModelUnreachable, Unauthorized or ConfigError."""
     repository, _, revision = name.removeprefix("hf://").partition("@")
     if repository.count("/") != 1 or not all(repository.split("/")):
         raise ModelNotFound(f"{name!r} is no hub address; write hf://org/name or hf://org/name@revision")
@@ -84,6 +85,12 @@ def resolve_hub_model(
         "allow_patterns": patterns,
         "ignore_patterns": _IGNORED,
     }
+    if check is not None:
+        small = wanted | {"allow_patterns": _CONFIG_FILES[:2]}
+        with _sentences(name, repository, revision or None), _progress_bars(False):
+            folder = snapshot_download(repository, **small)
+        if (Path(folder) / "config.json").is_file():
+            check(Path(folder))
     with _sentences(name, repository, revision or None), _progress_bars(progress):
         if report is not no_report and (missing := _bytes_to_fetch(repository, wanted)):
             wanted["tqdm_class"] = _metered_bar(ByteMeter("downloading", missing, report))

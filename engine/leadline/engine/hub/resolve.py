@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -25,13 +26,15 @@ def resolve_model(
     report: ReportStage = no_report,
     weights: bool = True,
     config_only: bool = False,
+    check: Callable[[Path], None] | None = None,
 ) -> LocalModel:
     """The local folder of a model, downloaded or converted first if need be.
 
     `download_dir` replaces the cache directory (`$LEADLINE_CACHE`, else `~/.cache/leadline`, for smollm2;
     and for GGUF files; the hub's own cache, governed by HF_HOME, for hf://). `progress`: bars on stderr;
     `report` hears how far a download or conversion is. `weights=False` fetches an hf:// model's config and
-    tokenizer only, `config_only` its config.json and generation_config.json only.
+    tokenizer only, `config_only` its config.json and generation_config.json only. `check` gets the folder of
+    an hf:// model as soon as its config.json is there, and raises to have nothing else fetched.
 
     Raises ModelNotFound, ModelUnreachable (the hub does not answer), Unauthorized (it wants a token, or
     another one), or ConfigError (an unusable cache directory).
@@ -53,6 +56,7 @@ def resolve_model(
             report=report,
             weights=weights,
             config_only=config_only,
+            check=check,
         )
     if "://" in name and not name.startswith("file://"):
         scheme = name.split("://", 1)[0]

@@ -24,7 +24,7 @@ from leadline.engine.models.config import ModelConfig, load_model_config
 from leadline.engine.models.encoder_config import EncoderConfig, encoder_of, read_encoder
 from leadline.protocol.text.tokenizer import Tokenizer
 
-__all__ = ["Pooling", "PoolingSpec", "Task", "encoder_in", "read_pooling", "task_of"]
+__all__ = ["Pooling", "PoolingSpec", "Task", "check_supported", "encoder_in", "read_pooling", "task_of"]
 
 Task = Literal["generate", "embed", "rerank"]
 Pooling = Literal["cls", "mean", "last"]
@@ -91,6 +91,15 @@ def encoder_in(folder: str | Path) -> EncoderConfig | None:
     """Read the encoder in `folder`; None for another model. Raises as `read_pooling`."""
     raw = _config(Path(folder))
     return None if encoder_of(raw) is None else read_encoder(raw)
+
+
+def check_supported(folder: Path) -> None:
+    """Raise UnsupportedModel for a config.json with anything that we do not honour, for any task."""
+    raw = _config(folder)
+    if encoder_of(raw) is not None:
+        read_encoder(raw)
+    else:
+        load_model_config(folder)
 
 
 def read_pooling(folder: str | Path, config: EngineConfig) -> PoolingSpec | None:
