@@ -7,7 +7,7 @@ from pathlib import Path
 
 from leadline.engine.config import REASONING_FORMATS
 from leadline.engine.frontend.tool_formats import FORMATS
-from leadline.engine.models.families import FAMILIES
+from leadline.engine.models.families import FAMILIES, WRAPPERS
 
 PAGE = (Path(__file__).parents[2] / "docs/models.md").read_text()
 
@@ -26,7 +26,7 @@ def test_every_architecture_and_tool_format_is_on_the_page_and_no_other() -> Non
     architectures, _, rest = PAGE.partition("## Tool calls")
     formats, _, rest = rest.partition("## Reasoning")
     thoughts, _, sizes = rest.partition("## Memory")
-    assert set(rows_of(architectures)) == set(FAMILIES)
+    assert set(rows_of(architectures)) == {*FAMILIES, *WRAPPERS}
     assert rows_of(formats) == sorted(tool_format.name for tool_format in FORMATS)
     assert set(rows_of(thoughts)) == set(REASONING_FORMATS) - {"auto", "none"}
     assert not rows_of(sizes)
