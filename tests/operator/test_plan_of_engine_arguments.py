@@ -19,6 +19,7 @@ ARGUMENTS = {
     "drainSeconds": ({"rollout": {"drainSeconds": 7}}, "--drain-timeout=7"),
     "accelerator.type gpu": ({"accelerator": {"type": "gpu"}}, "--device=cuda"),
     "accelerator.type cpu": ({"accelerator": {"type": "cpu"}}, "--device=cpu"),
+    "task": ({"task": "embed"}, "--task=embed"),
     "maxModelLen": ({"engine": {"maxModelLen": 4096}}, "--max-model-len=4096"),
     "blockSize": ({"engine": {"blockSize": 32}}, "--block-size=32"),
     "gpuMemoryUtilization": ({"engine": {"gpuMemoryUtilization": 0.8}}, "--gpu-memory-utilization=0.8"),
@@ -38,6 +39,10 @@ ARGUMENTS = {
 def test_the_engine_is_told(case: str) -> None:
     spec, argument = ARGUMENTS[case]
     assert argument in container(plan_of(spec))["args"]
+
+
+def test_a_task_left_open_leaves_the_arguments_of_running_pods_alone() -> None:
+    assert not [one for one in container(plan_of({}))["args"] if one.startswith("--task")]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ BAD = {
     ),
     "min above max": ({"autoscaling": {"min": 4, "max": 3}}, "must not be greater than autoscaling.max"),
     "a CPU has no ranks": ({"tensorParallel": 2, "accelerator": {"type": "cpu"}}, "tensorParallel must be 1"),
+    "ranks of a model that embeds": ({"tensorParallel": 2, "task": "embed"}, "with task embed or rerank"),
     "a rollout that cannot move": ({"rollout": {"maxUnavailable": 0}}, "must not both be 0"),
     "a cache of no size and no claim": ({"cache": {}}, "cache takes either claimName"),
     "a cache of both": ({"cache": {"claimName": "c", "size": "1Gi"}}, "cache takes either claimName"),

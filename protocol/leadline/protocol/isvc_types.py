@@ -139,6 +139,10 @@ class InferenceServiceSpec(SpecObject, kw_only=True):
             "!has(self.aliases) || !has(self.servedName) || !(self.servedName in self.aliases)",
             "aliases must not repeat servedName",
         ),
+        Rule(
+            "!(self.task in ['embed', 'rerank']) || self.tensorParallel == 1",
+            "tensorParallel must be 1 with task embed or rerank",
+        ),
     )
 
     model: Annotated[
@@ -162,6 +166,13 @@ class InferenceServiceSpec(SpecObject, kw_only=True):
             ),
         ),
     ]
+    task: Annotated[
+        Literal["auto", "generate", "embed", "rerank"],
+        Meta(
+            description="generate: text; embed: vectors; rerank: scores of pairs of texts; auto: what the "
+            "model's files say, which is generate for most decoders."
+        ),
+    ] = "auto"
     served_name: (
         Annotated[ServedName, Meta(description="Name that clients use; metadata.name when left out.")] | None
     ) = None

@@ -138,6 +138,7 @@ def _arguments(context: ServiceContext) -> list[str]:
         "--log-format=json",
     ]
     for option, value in (
+        ("task", None if spec.task == "auto" else spec.task),
         ("max-model-len", engine.max_model_len),
         ("block-size", engine.block_size),
         ("gpu-memory-utilization", engine.gpu_memory_utilization),
