@@ -21,7 +21,7 @@ from recording_proxy import Exchange, RecordingProxy
 
 __all__ = ["Dialogues", "Outcome", "tool_results"]
 
-_SECONDS = 200.0
+_SECONDS = 300.0
 
 
 @dataclass

@@ -26,7 +26,7 @@ from leadline.engine.hub import resolve_model
 from running_up import Up, until
 from shallow_model import shallow_model
 
-pytestmark = [pytest.mark.timeout(500), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(700), pytest.mark.slow]
 
 HERE = Path(__file__).parent
 BEFORE = "The station has three platforms.\nThe clock is slow.\n"
