@@ -1,4 +1,6 @@
-"""What the proxy can be told. Seconds unless the name says otherwise."""
+"""Settings of the proxy, made from the gateway's configuration (`app.proxy_settings`), which has the defaults.
+
+Seconds unless the name says otherwise."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,13 +12,13 @@ __all__ = ["ProxySettings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxySettings(HttpSettings):
-    connect_timeout: float = 2.0
-    first_byte_timeout: float = 600.0
+    connect_timeout: float
+    first_byte_timeout: float
     """Of streams: from sending a request to the first byte of its answer, the pod's queue and the prefill
     included."""
-    answer_timeout: float = 3600.0
+    answer_timeout: float
     """The same of answers that are no streams: nothing of them comes before all is generated."""
-    idle_timeout: float = 300.0
+    idle_timeout: float
     """Between two pieces of an answer."""
     probe_after: float = 1.0
     """A pod that is silent for this long is asked for /health: one that hangs is left at once, not after
@@ -27,21 +29,21 @@ class ProxySettings(HttpSettings):
     """The same before a stream moves, and before the pod's circuit opens."""
     probe_timeout: float = 5.0
     """The same where no other pod can serve."""
-    max_attempts: int = 3
+    max_attempts: int
     """Pods tried for one request before its first byte."""
-    hedge_after: float = 0.0
+    hedge_after: float
     """A first pod that has not answered for so long gets a rival: a second pod is asked the same, the answer
     that comes first is the client's, the other is cut off. 0: never."""
-    migration: Literal["auto", "off"] = "auto"
+    migration: Literal["auto", "off"]
     """Streams continue on another pod when theirs dies. auto: where the pod is an engine of Leadline."""
-    max_migrations: int = 3
+    max_migrations: int
     migration_wait: float = 10.0
     """For a pod to go on with, when there is none."""
-    breaker_failures: int = 3
+    breaker_failures: int
     """Failures in a row that open a pod's circuit."""
-    breaker_seconds: float = 1.0
+    breaker_seconds: float
     """How long it stays open at first; doubles up to breaker_max_seconds."""
-    breaker_max_seconds: float = 30.0
-    access_log: bool = True
-    drain_timeout: float = 30.0
+    breaker_max_seconds: float
+    access_log: bool
+    drain_timeout: float
     """Time that running requests get after SIGTERM."""
