@@ -68,7 +68,6 @@ def proxy_settings(config: GatewayConfig, **changes: Any) -> ProxySettings:
         "answer_timeout": upstream.answer_timeout_seconds,
         "idle_timeout": upstream.idle_timeout_seconds,
         "max_attempts": 1 + upstream.retries,
-        "hedge_after": upstream.hedge_after_seconds,
         "migration": "auto" if upstream.migrations else "off",
         "max_migrations": upstream.migrations,
         "breaker_failures": upstream.breaker_failures,

@@ -212,8 +212,6 @@ class UpstreamConfig(Strict):
     """Consecutive failures after which a pod's circuit opens."""
     breaker_seconds: Positive = 5.0
     """How long the circuit stays open at first; longer each time, up to half a minute."""
-    hedge_after_seconds: NonNegative = 0.0
-    """Ask a second pod if the first has not answered for this long; 0: never."""
     api_key: str = ""
     """Sent to the pods of services without an `api_key` of their own. Clients' keys are never sent to
     pods."""
@@ -223,7 +221,7 @@ class UpstreamConfig(Strict):
 
 
 class GatewayConfig(Strict):
-    """Everything. `config_file.read_config` reads and checks it."""
+    """Everything. `file.read_config` reads and checks it."""
 
     redis_url: str = ""
     """redis://, rediss:// or unix://; empty: route without cache events. Holds the password: never log it."""

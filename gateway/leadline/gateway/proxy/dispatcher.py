@@ -9,7 +9,6 @@ Until the first piece is handed over nothing has been sent to the client, so ano
 After that relay.py decides.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -196,11 +195,7 @@ class Dispatcher:
             tried.add(attempt.pod.id)
             if number + 1 < self.settings.max_attempts:
                 attempt.elsewhere = elsewhere
-            hedge = self.settings.hedge_after if not number else 0.0
-            if hedge:
-                attempt, outcome = await self._hedged(call, attempt, extra or {}, tried, hedge)
-            else:
-                outcome = await self._run(call, attempt, extra or {})
+            outcome = await self._run(call, attempt, extra or {})
             if outcome is None:
                 return attempt
             if isinstance(outcome, UpstreamError):
@@ -250,40 +245,6 @@ class Dispatcher:
         if reason is not None:
             attempt.close()
         return reason
-
-    async def _hedged(
-        self, call: Call, attempt: Attempt, extra: dict[str, object], tried: set[str], delay: float
-    ) -> tuple[Attempt, UpstreamError | str | None]:
-        """Like `_run`, with a rival on another pod after `delay` seconds: the attempt that answers first, or,
-        if none does, the one that failed last. The other is closed, which tells its pod to stop."""
-        routed = {attempt: (call.decision, call.predicted)}
-        racers = {asyncio.ensure_future(self._run(call, attempt, extra)): attempt}
-        try:
-            done, _ = await asyncio.wait(racers, timeout=delay)
-            pods = [
-                pod
-                for pod in self.admission.candidates(call.service, time.monotonic())
-                if pod.id not in tried
-            ]
-            if not done and pods:
-                rival = self._open(call, pods)
-                tried.add(rival.pod.id)
-                routed[rival] = (call.decision, call.predicted)
-                racers[asyncio.ensure_future(self._run(call, rival, extra))] = rival
-                call.metrics.retried("hedge")
-            while True:
-                done, _ = await asyncio.wait(racers, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    ended, outcome = racers.pop(task), task.result()
-                    if outcome is None or not racers:
-                        call.decision, call.predicted = routed[ended]
-                        return ended, outcome
-        finally:
-            for task in racers:
-                task.cancel()
-            await asyncio.gather(*racers, return_exceptions=True)
-            for loser in racers.values():
-                loser.close()
 
     async def _try(self, call: Call, attempt: Attempt, extra: dict[str, object]) -> str | None:
         """Why to go elsewhere; None: this is the answer. Raises UpstreamError."""

@@ -1,4 +1,5 @@
-"""Settings of the proxy, made from the gateway's configuration (`app.proxy_settings`), which has the defaults.
+"""Settings of the proxy, made from the gateway's configuration (`app.proxy_settings`), which has the
+defaults.
 
 Seconds unless the name says otherwise."""
 
@@ -31,9 +32,6 @@ class ProxySettings(HttpSettings):
     """The same where no other pod can serve."""
     max_attempts: int
     """Pods tried for one request before its first byte."""
-    hedge_after: float
-    """A first pod that has not answered for so long gets a rival: a second pod is asked the same, the answer
-    that comes first is the client's, the other is cut off. 0: never."""
     migration: Literal["auto", "off"]
     """Streams continue on another pod when theirs dies. auto: where the pod is an engine of Leadline."""
     max_migrations: int
