@@ -122,12 +122,25 @@ def over_ranks(
         return list(threads.map(run, range(SIZE)))
 
 
-@pytest.fixture(params=["qwen3, tied", "qwen2, biases", "llama, 3 KV heads", "experts"])
+@pytest.fixture(
+    params=[
+        "qwen3, tied",
+        "qwen2, biases",
+        "llama, 3 KV heads",
+        "experts",
+        "four norms",
+        "whole norms",
+        "shared",
+    ]
+)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> LocalModel:
     family, shape = {
         "qwen3, tied": ("qwen3", {"tie_word_embeddings": True}),
         "qwen2, biases": ("qwen2", {}),
         "experts": ("mixtral", {}),
+        "four norms": ("gemma3_text", {}),
+        "whole norms": ("olmo3", {}),
+        "shared": ("glm4_moe", {}),
         "llama, 3 KV heads": ("llama", {"num_attention_heads": 6, "num_key_value_heads": 3}),
     }[request.param]
     return tiny_model(tmp_path, family, **shape)
