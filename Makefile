@@ -58,8 +58,9 @@ format: setup ## format and fix what ruff can
 CHECKED := $(addprefix tests/,docs protocol operator) \
   $(addprefix tests/engine/,core profiling publisher runner sampling) \
   $(addprefix tests/gateway/,admission index policies services)
-check: lint ## lint, and the tests that start no process; under two minutes
-	@$(BIN)/pytest --check -q $(CHECKED)
+check: setup ## lint, and beside it the tests that start no process; under two minutes
+	@$(MAKE) --no-print-directory lint & lint=$$!; code=0; $(BIN)/pytest --check -q $(CHECKED) || code=$$?; \
+	wait $$lint || code=$$?; exit $$code
 
 # pyproject.toml deselects the gpu marker. The tests that compute (engine, gateway, command line) and the others, which
 # mostly wait for the cluster, run in parallel. All that need the cluster are among the others, one after the other. Both
