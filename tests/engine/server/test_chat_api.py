@@ -386,7 +386,7 @@ def test_the_usage_so_far_is_in_every_chunk_if_asked_for(server: LiveServer, at_
         ("/v1/chat/completions", {"messages": FRANCE}),
         ("/v1/completions", {"prompt": "Rivers:", "logprobs": 0, "n": 2}),
     ):
-        options = {"continuous_usage_stats": True, "include_usage": at_end}
+        options = {"continuous_usage_stats": True, "include_usage": at_end or None}
         text = server.post(path, **body, max_tokens=6, stream=True, stream_options=options).text
         chunks = [json.loads(event[6:]) for event in text.split("\n\n") if event.startswith("data: {")]
         counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
@@ -395,6 +395,9 @@ def test_the_usage_so_far_is_in_every_chunk_if_asked_for(server: LiveServer, at_
         assert all(chunk["usage"]["prompt_tokens"] > 0 for chunk in chunks)
         assert (chunks[-1]["choices"] == []) == at_end
         assert counts[-1] == 6 * body.get("n", 1)
+        options["include_usage"] = False
+        text = server.post(path, **body, max_tokens=1, stream=True, stream_options=options).text
+        assert '"usage":{' not in text
 
 
 def test_tools_that_are_not_used_leave_plain_content(server: LiveServer) -> None:

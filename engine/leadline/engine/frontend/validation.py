@@ -295,7 +295,8 @@ class RequestBuilder:
             for token_id in ids:
                 if not 0 <= token_id < self._vocab_size:
                     raise RequestError(
-                        f"{param} names token {token_id}, but the vocabulary ends at {self._vocab_size - 1}",
+                        f"{param} names token {token_id}, but the vocabulary of {self._vocab_size} tokens "
+                        f"ends at {self._vocab_size - 1}",
                         param=param,
                     )
 

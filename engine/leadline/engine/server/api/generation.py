@@ -174,7 +174,9 @@ class StreamUsage:
     def of(cls, options: StreamOptions | None) -> StreamUsage:
         if options is None:
             return cls(False, False)
-        return cls(bool(options.include_usage), bool(options.continuous_usage_stats))
+        # vLLM's clients may ask for both in one dictionary, and turn all of it off by the first.
+        continuous = options.continuous_usage_stats and options.include_usage is not False
+        return cls(bool(options.include_usage), bool(continuous))
 
 
 def finish_of(last: list[OutputDelta | None]) -> str:

@@ -94,9 +94,11 @@ class CompletionLogprobsBuilder:
         keyed by text; of tokens that read alike all but one (the chosen one, if it is among them) are keyed
         by id."""
         chosen = self._name(entry.token_id)
-        ranked = entry.top[: self._count]
-        if all(token != entry.token_id for token, _ in ranked):
-            ranked = [*ranked, (entry.token_id, entry.logprob)]
+        others = [pair for pair in entry.top[: self._count] if pair[0] != entry.token_id]
+        ranked = [
+            (entry.token_id, entry.logprob),
+            *others,
+        ]  # as vLLM, in whose answers the chosen one is first
         top: dict[str, float] = {}
         for token, logprob in ranked:
             key = self._name(token)
