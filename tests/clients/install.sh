@@ -4,7 +4,8 @@
 #
 #     install.sh FOLDER [PYTHON]
 #
-# Where that fails, FOLDER/failed has the reason, which the tests print; the exit status is 0 all the same.
+# Where that fails, FOLDER/failed has the reason, which the tests print; the exit status is 0 all the same. If npm
+# cannot reach its registry, FOLDER/unreachable says so too.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 folder=$1 python=${2:-python3}
@@ -23,11 +24,12 @@ install() {
   for client in claude codex opencode; do HOME=$folder/home "$folder/node_modules/.bin/$client" --version || return; done
 }
 pip=("$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile)
-export PATH=$folder/venv/bin:$PATH
+export PATH=$folder/venv/bin:$PATH npm_config_fetch_retries=1 npm_config_fetch_timeout=120000
 if log=$(install 2>&1); then
   echo "$wanted" >"$folder/installed"
 else
   mkdir -p "$folder" && echo "$log" | tail -20 >"$folder/failed"
+  npm view npm version >/dev/null 2>&1 || touch "$folder/unreachable"
   echo "The clients of tests/clients cannot be installed, their tests will not run:" >&2
   cat "$folder/failed" >&2
 fi
