@@ -150,6 +150,14 @@ def test_the_operator_uses_every_right_it_has_and_lacks_none(cluster: Cluster) -
             lambda: (namespace.get("isvc", "s") or {}).get("status", {}).get("replicas") == 1,
             60,
         )
+        sleeping = serving(1)
+        sleeping["spec"]["autoscaling"] = {"min": 0, "max": 2, "idleSeconds": 10}
+        namespace.kubectl("apply", "-f", "-", text=json.dumps(sleeping))
+        namespace.until(
+            "the service falls asleep",
+            lambda: (namespace.get("isvc", "s") or {}).get("spec", {}).get("replicas") == 0,
+            120,
+        )
         values["networkPolicy"] = {"enabled": False}
         if os.environ.get("LEADLINE_E2E_SHARED"):
             values["operator"]["extraArgs"] = [f"--namespace={one.name}" for one in (system, namespace)]
