@@ -12,13 +12,13 @@ import pytest
 import torch
 from exact_prompts import NEW_TOKENS, make_prompts
 from exact_rig import Rig
-from shallow_model import cache_of_tests, shallow_model
 
 from leadline.engine.hub import resolve_model
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.config import load_model_config
 from leadline.engine.models.loader import load_model
 from leadline.protocol.text.tokenizer import Tokenizer
+from shallow_model import cache_of_tests, shallow_model
 
 
 @pytest.fixture(scope="session")

@@ -16,13 +16,13 @@ for neighbour in ("exact", "models", "server"):
 import torch
 from exact_rig import Rig
 from parallel_rig import ParallelRig
-from shallow_model import shallow_model
 
 from leadline.engine.hub import resolve_model
 from leadline.engine.hub.local import LocalModel
 from leadline.engine.models.config import load_model_config
 from leadline.engine.models.loader import load_model
 from leadline.protocol.text.tokenizer import Tokenizer
+from shallow_model import shallow_model
 
 
 @pytest.fixture(autouse=True)
