@@ -7,8 +7,7 @@ of neighbouring columns and no lane has to move:
 
     columns   | HALF: low nibbles | HALF: high nibbles |  | ...        bytes   | HALF |  | HALF |  ...
 
-Activations keep their 16 bits; beside FP8 in blocks those of many rows are rounded to FP8 too. On a GPU
-triton_grouped.py and triton_blocks.py multiply; the functions here are their reference.
+Activations keep their 16 bits. On a GPU triton_grouped.py multiplies; the functions here are its reference.
 """
 
 from __future__ import annotations
@@ -19,15 +18,13 @@ import torch
 import torch.nn.functional as F
 
 from leadline.engine.errors import UnsupportedModel
-from leadline.engine.models.fp8 import FP8, has_fp8
+from leadline.engine.models.fp8 import FP8
 from leadline.engine.models.quantized_config import Layout, StoredAs, cut_columns
 from leadline.engine.models.quantized_files import E2M1, Codes, StoredLinear
 
 __all__ = ["GroupedPart", "GroupedWeight", "Kind"]
 
-_FEW_ROWS = 64
-"""Up to so many rows FP8 weights take activations in 16 bits, as elsewhere (few_rows.py)."""
-_MOST_ROWS = 1024
+_MOST_ROWS, _MOST_ROWS_FP8 = 1024, 64
 """Above this many rows it takes less time to unpack the weight once and multiply in 16 bits."""
 
 
@@ -72,7 +69,7 @@ class GroupedWeight:
     ) -> None:
         self.kind, self.rows, self.columns = Kind.of(stored), rows, columns
         self.half, self.group = cut_columns(columns, stored.group)
-        self._takes_fp8 = self.kind is Kind.FP8 and self.group == 128 and has_fp8(device)
+        self._most_rows = _MOST_ROWS_FP8 if self.kind is Kind.FP8 else _MOST_ROWS
         self.order: torch.Tensor | None = None
         self._groups: torch.Tensor | None = None  # of the columns of the rows that are filled
 
@@ -97,12 +94,7 @@ class GroupedWeight:
             return F.linear(x, self.plain().to(x.dtype), bias)
         from leadline.engine.models.triton_grouped import product, unpack
 
-        if self._takes_fp8 and len(x) > _FEW_ROWS:
-            from leadline.engine.models.triton_blocks import block_product
-
-            y = block_product(x, self.values, self.scales)
-        else:
-            y = product(x, self) if len(x) <= _MOST_ROWS else torch.mm(x, unpack(self, x.dtype).t())
+        y = product(x, self) if len(x) <= self._most_rows else torch.mm(x, unpack(self, x.dtype).t())
         return y if bias is None else y.add_(bias)
 
     @property
