@@ -39,6 +39,8 @@ def phi3(**changes):
     return {**BASE, "architectures": ["Phi3ForCausalLM"], **changes}
 
 
+LLAMA3 = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"type": "yarn", "factor": 4.0}
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 
 
@@ -178,9 +180,35 @@ def test_dynamic_ends_where_its_frequencies_would_change(tmp_path):
         ({**LLAMA, "rope_scaling": {"type": "llama3", "factor": 8.0}}, "lacks low_freq_factor"),
         (
             {**LLAMA, "rope_scaling": {"type": "linear", "factor": "two"}},
-            "rope_scaling.factor must be a number",
+            "rope_scaling.factor must be a positive number",
         ),
         ({**LLAMA, "rope_scaling": "linear"}, "rope_scaling must be an object"),
+        ({**LLAMA, "rope_scaling": {"type": ["linear"]}}, r"rope_scaling has rope_type \['linear'\]"),
+        (
+            {**LLAMA, "rope_scaling": {"type": "linear", "factor": 0}},
+            "factor must be a positive number, not 0",
+        ),
+        ({**LLAMA, "rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "high_freq_factor must be above low"),
+        ({**LLAMA, "rope_scaling": {**YARN, "beta_slow": 0}}, "beta_slow must be a positive number, not 0"),
+        ({**LLAMA, "rope_scaling": {**YARN, "factor": 1e20}}, "factor 1e.20 makes a context .* beyond any"),
+        (
+            {**LLAMA, "rope_scaling": {**YARN, "original_max_position_embeddings": 0}},
+            "original_max_position_embeddings must be a positive number, not 0",
+        ),
+        (
+            {**LLAMA, "rope_scaling": {**YARN, "original_max_position_embeddings": 0.5}},
+            "original_max_position_embeddings 0.5 is no length",
+        ),
+        (phi3(rope_scaling=LONGROPE, original_max_position_embeddings=1), "'longrope' must be 2 or more"),
+        (
+            phi3(rope_scaling=LONGROPE | {"long_factor": [1.0, 0.0, 1.0, 1.0]}),
+            r"long_factor\[1\] must be a pos",
+        ),
+        ({**LLAMA, "rope_theta": 0}, "rope_theta must be a positive number, not 0"),
+        ({**LLAMA, "rope_theta": 0.5}, "rope_theta must be above 1, not 0.5"),
+        ({**LLAMA, "partial_rotary_factor": float("nan")}, "partial_rotary_factor must be .* not nan"),
+        ({**LLAMA, "max_position_embeddings": "256"}, "max_position_embeddings must be a positive integer"),
+        ({**LLAMA, "rms_norm_eps": float("inf")}, "rms_norm_eps must be a positive number, not inf"),
         ({**LLAMA, "rope_parameters": {"full_attention": {}, "sliding_attention": {}}}, "by layer type"),
         ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({**LLAMA, "torch_dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn'"),
@@ -222,7 +250,7 @@ def test_dynamic_ends_where_its_frequencies_would_change(tmp_path):
         (glm4_moe(n_group=3), "3 experts of the best 1 of 3 groups .* cannot be chosen among 8"),
         (glm4_moe(n_group=8, topk_group=2), "3 experts of the best 2 of 8 groups"),
         (glm4_moe(n_group=4, topk_group=1), "3 experts of the best 1 of 4 groups"),
-        (glm4_moe(routed_scaling_factor="2"), "routed_scaling_factor must be a number, not '2'"),
+        (glm4_moe(routed_scaling_factor="2"), "routed_scaling_factor must be a positive number, not '2'"),
         (glm4_moe(first_k_dense_replace="1"), "first_k_dense_replace must be a positive integer"),
         (moe(routed_scaling_factor=2.5), "routed_scaling_factor is 2.5"),
         (
@@ -240,6 +268,7 @@ def test_dynamic_ends_where_its_frequencies_would_change(tmp_path):
         (gemma3(hidden_activation="gelu"), "hidden_activation 'gelu' is not supported"),
         (moe(hidden_act="gelu_pytorch_tanh"), "hidden_act 'gelu_pytorch_tanh' is not supported; silu is$"),
         (wrapped(text_config=None), "text_config must be an object, not None"),
+        (wrapped(text_config={"model_type": ["llama"]}), r"text_config.model_type \['llama'\] is not sup"),
         (wrapped(text_config={"model_type": "llama"}), "text_config.model_type 'llama' is not supported"),
         (wrapped(model_type="gemma3"), "model_type 'gemma3' contradicts .* which is 'mistral3'"),
     ],

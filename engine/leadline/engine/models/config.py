@@ -16,7 +16,7 @@ from typing import Any
 from leadline.engine.errors import ModelNotFound, UnsupportedModel
 from leadline.engine.models.experts_config import ExpertsConfig, read_experts
 from leadline.engine.models.families import FAMILIES, WRAPPERS, Family, TensorNames, Wrapper
-from leadline.engine.models.fields import flag, positive
+from leadline.engine.models.fields import flag, positive, positive_number
 from leadline.engine.models.layer_config import LayerConfig, read_layers
 from leadline.engine.models.quantized_config import QuantizedConfig, read_quantization
 from leadline.engine.models.rope_config import RopeConfig
@@ -173,7 +173,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=_epsilon(fields.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=positive_number(fields.get("rms_norm_eps", 1e-6), "rms_norm_eps"),
         layers=read_layers(fields, num_layers, head_dim, family.windows, family.rotation),
         max_position_embeddings=positive(fields, "max_position_embeddings"),
         tie_word_embeddings=flag(fields, "tie_word_embeddings"),
@@ -250,7 +250,7 @@ def _text_half(raw: Mapping[str, Any], architecture: str, wrapper: Wrapper) -> t
         raise UnsupportedModel(f"config.json: text_config must be an object, not {text!r}")
     families = {FAMILIES[name].name: FAMILIES[name] for name in wrapper.texts}
     kind = text.get("model_type") or next(iter(families))
-    if kind not in families:
+    if not isinstance(kind, str) or kind not in families:
         raise UnsupportedModel(
             f"config.json: text_config.model_type {kind!r} is not supported for {architecture}; "
             f"{', '.join(families)} are"
@@ -275,10 +275,7 @@ def _multipliers(
     """The fields of ModelConfig that config.json calls multipliers, scalings and caps."""
     values: dict[str, float] = {}
     for name in family.multipliers & fields.keys():
-        value = fields[name]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise UnsupportedModel(f"config.json: {name} must be a positive number, not {value!r}")
-        values[name] = float(value)
+        values[name] = positive_number(fields[name], name)
     scale = values.get("query_pre_attn_scalar", float(head_dim)) ** -0.5
     return {
         "attention_scale": values.get("attention_multiplier", scale),
@@ -298,12 +295,6 @@ def _dtype(fields: Mapping[str, Any]) -> str:
     if value not in _DTYPES:
         raise UnsupportedModel(f"config.json: dtype {value!r} is not supported; {', '.join(_DTYPES)} are")
     return value
-
-
-def _epsilon(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise UnsupportedModel(f"config.json: rms_norm_eps must be a positive number, not {value!r}")
-    return float(value)
 
 
 def _token_ids(sources: Mapping[str, object], vocab_size: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from leadline.engine.errors import UnsupportedModel
-from leadline.engine.models.fields import flag, positive
+from leadline.engine.models.fields import flag, positive, positive_number
 
 __all__ = ["ExpertNames", "ExpertsConfig", "read_experts"]
 
@@ -104,9 +104,7 @@ def read_experts(fields: Mapping[str, Any], names: ExpertNames, num_layers: int)
     groups, top_groups, scale = 1, 1, 1.0
     if names.scoring == "sigmoid":
         groups, top_groups = positive(fields, "n_group", 1), positive(fields, "topk_group", 1)
-        scale = fields.get("routed_scaling_factor", 1.0)
-        if isinstance(scale, bool) or not isinstance(scale, int | float):
-            raise UnsupportedModel(f"config.json: routed_scaling_factor must be a number, not {scale!r}")
+        scale = positive_number(fields.get("routed_scaling_factor", 1.0), "routed_scaling_factor")
         if (
             top_groups > groups
             or count % groups
@@ -130,7 +128,7 @@ def read_experts(fields: Mapping[str, Any], names: ExpertNames, num_layers: int)
         names=names,
         groups=groups,
         top_groups=top_groups,
-        scale=float(scale),
+        scale=scale,
         shared_size=shared,
     )
 

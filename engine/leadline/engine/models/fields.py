@@ -7,9 +7,10 @@ from typing import Any
 
 from leadline.engine.errors import UnsupportedModel
 
-__all__ = ["flag", "positive"]
+__all__ = ["LARGEST", "flag", "positive", "positive_number"]
 
-_LARGEST = (1 << 31) - 1
+LARGEST = (1 << 31) - 1
+"""No size of a model is beyond it."""
 
 
 def positive(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
@@ -19,9 +20,16 @@ def positive(fields: Mapping[str, Any], name: str, default: int | None = None) -
         raise UnsupportedModel(f"config.json lacks {name}")
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UnsupportedModel(f"config.json: {name} must be a positive integer, not {value!r}")
-    if value > _LARGEST:
+    if value > LARGEST:
         raise UnsupportedModel(f"config.json: {name} {value} is beyond any model's")
     return value
+
+
+def positive_number(value: object, name: str) -> float:
+    """Return `value`. Raises UnsupportedModel naming the field unless it is a number from 1e-30 to 1e30."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-30 <= value <= 1e30:
+        raise UnsupportedModel(f"config.json: {name} must be a positive number, not {value!r}")
+    return float(value)
 
 
 def flag(fields: Mapping[str, Any], name: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leadline.engine.errors import UnsupportedModel
-from leadline.engine.models.fields import positive
+from leadline.engine.models.fields import LARGEST, positive, positive_number
 
 __all__ = ["ROPE_FIELDS", "RopeConfig", "RopeRule", "read_rope"]
 
@@ -39,6 +39,7 @@ _NUMBERS = (
     "rope_theta",
     "original_max_position_embeddings",
 )
+_MAY_BE_ZERO = ("mscale", "mscale_all_dim", "llama_4_scaling_beta")
 _FACTORS = ("short_factor", "long_factor")
 ROPE_FIELDS = frozenset(
     {*_NUMBERS, *_FACTORS, "rope_type", "type", "truncate", "mrope_section", "max_position_embeddings"}
@@ -114,8 +115,9 @@ def read_rope(
         raise UnsupportedModel(f"config.json: {name} differs by layer type ({', '.join(rope)})")
     given = {key: value for key, value in rope.items() if value is not None}
     rope_type = given.get("rope_type") or given.get("type") or "default"
-    rope_type = rule.other_names.get(rope_type, rope_type)
-    if rope_type not in _NEEDED:
+    if isinstance(rope_type, str):
+        rope_type = rule.other_names.get(rope_type, rope_type)
+    if not isinstance(rope_type, str) or rope_type not in _NEEDED:
         raise UnsupportedModel(
             f"config.json: {name} has rope_type {rope_type!r}; supported are {', '.join(_NEEDED)}"
         )
@@ -129,7 +131,7 @@ def read_rope(
         given.setdefault("partial_rotary_factor", fields["partial_rotary_factor"])
     if rule.dim_field in fields:
         given.setdefault("partial_rotary_factor", positive(fields, rule.dim_field) / head_dim)
-    whole = fields.get("max_position_embeddings", 0)
+    whole = positive(fields, "max_position_embeddings")
     # The outer field, where present, overrides the inner one; the whole length stands in for both.
     if "original_max_position_embeddings" in fields and rope_type != "default":
         given["original_max_position_embeddings"] = fields["original_max_position_embeddings"]
@@ -137,32 +139,56 @@ def read_rope(
     for key in _NEEDED[rope_type]:
         if key not in given:
             raise UnsupportedModel(f"config.json: {name} of rope_type {rope_type!r} lacks {key}")
-    for key in _NUMBERS:
-        if key in given and not _is_number(given[key]):
-            raise UnsupportedModel(f"config.json: {name}.{key} must be a number, not {given[key]!r}")
+    numbers = {key: _number(given[key], f"{name}.{key}") for key in _NUMBERS if key in given}
     rotary_dim = _rotary_dim(given, head_dim, rule)
+    original = numbers["original_max_position_embeddings"]
     if rope_type in ("yarn", "longrope"):
-        given.setdefault("factor", whole / (given["original_max_position_embeddings"] or 1))
-    optional = {key: float(given[key]) for key in _NUMBERS[:8] if key in given}
+        numbers.setdefault("factor", whole / original)
+    _check_together(rope_type, numbers, name)
+    optional = {key: numbers[key] for key in _NUMBERS[:8] if key in numbers}
     pairs = (rotary_dim or head_dim) // 2
     factors = {
         key: _factors(given[key], f"{name}.{key}", pairs) for key in _NEEDED[rope_type] if key in _FACTORS
     }
     return RopeConfig(
         rope_type=rope_type,
-        theta=float(given["rope_theta"]),
-        original_max_position_embeddings=int(given["original_max_position_embeddings"]),
+        theta=numbers["rope_theta"],
+        original_max_position_embeddings=int(original),
         truncate=bool(given.get("truncate", True)),
         rotary_dim=rotary_dim,
         interleaved=rule.interleaved,
-        query_growth=float(given.get("llama_4_scaling_beta", 0.0)) if rule.scales_queries else 0.0,
+        query_growth=numbers.get("llama_4_scaling_beta", 0.0) if rule.scales_queries else 0.0,
         **optional,
         **factors,
     )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _number(value: object, name: str) -> float:
+    if value == 0 and name.endswith(_MAY_BE_ZERO):
+        return 0.0
+    return positive_number(value, name)
+
+
+def _check_together(rope_type: str, numbers: Mapping[str, float], name: str) -> None:
+    """Refuse numbers by which the frequencies would be no numbers, or the positions more than any model's."""
+    original = numbers["original_max_position_embeddings"]
+    if numbers["rope_theta"] <= 1:
+        raise UnsupportedModel(f"config.json: rope_theta must be above 1, not {numbers['rope_theta']}")
+    if not 1 <= original <= LARGEST:
+        raise UnsupportedModel(
+            f"config.json: original_max_position_embeddings {original} is no length that a model has"
+        )
+    if rope_type == "yarn" and numbers["factor"] * original > LARGEST:
+        raise UnsupportedModel(
+            f"config.json: {name}.factor {numbers['factor']} makes a context that is beyond any model's"
+        )
+    if rope_type == "longrope" and original < 2:
+        raise UnsupportedModel(
+            f"config.json: original_max_position_embeddings of rope_type 'longrope' must be 2 or more, not "
+            f"{original}"
+        )
+    if rope_type == "llama3" and numbers["high_freq_factor"] <= numbers["low_freq_factor"]:
+        raise UnsupportedModel(f"config.json: {name}.high_freq_factor must be above low_freq_factor")
 
 
 def _rotary_dim(given: Mapping[str, Any], head_dim: int, rule: RopeRule) -> int | None:
@@ -180,6 +206,6 @@ def _rotary_dim(given: Mapping[str, Any], head_dim: int, rule: RopeRule) -> int 
 
 
 def _factors(values: object, name: str, pairs: int) -> tuple[float, ...]:
-    if not isinstance(values, list) or len(values) != pairs or not all(map(_is_number, values)):
+    if not isinstance(values, list) or len(values) != pairs:
         raise UnsupportedModel(f"config.json: {name} must be {pairs} numbers")
-    return tuple(map(float, values))
+    return tuple(positive_number(value, f"{name}[{place}]") for place, value in enumerate(values))

@@ -224,8 +224,8 @@ def unknown_fields(raw: Mapping[str, Any], read: Iterable[str]) -> tuple[str, ..
     known = _READ | _HARMLESS | REFUSED.keys() | set(read)
     names = [name for name, value in raw.items() if value is not None and name not in known]
     for rope in ("rope_parameters", "rope_scaling"):
-        inner = raw.get(rope) or {}
-        for name, value in inner.items():
+        inner = raw.get(rope)
+        for name, value in inner.items() if isinstance(inner, dict) else ():
             if isinstance(value, dict):  # of one layer type
                 names += [f"{rope}.{name}.{one}" for one in value if one not in ROPE_FIELDS]
             elif name not in ROPE_FIELDS:
