@@ -64,7 +64,7 @@ def test_a_recorded_request_becomes_the_chat_that_it_means(
     chat = read if isinstance(read, ChatCompletionRequest) else read.chat()
     assert [message.__struct_config__.tag for message in chat.messages] == opening + TURN
     assert [tool.function.name for tool in chat.tools or ()] == [tool["name"] for tool in loaded()[agent]]
-    assert list(chat.skipped_tools) == skipped
+    assert list(chat.skipped) == skipped
     assert chat.stream
 
 
