@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +19,7 @@ from leadline.operator.autoscaling.demand import GatewayView
 from leadline.operator.autoscaling.gateways import Gateways
 from leadline.operator.autoscaling.ranking import DELETION_COST, PodUse, Ranker, deletion_costs, parse_use
 from leadline.operator.autoscaling.service_scaler import ServiceScaler
-from leadline.operator.kube.api import KubeApi
+from leadline.operator.kube.api import Conflict, KubeApi
 from leadline.operator.kube.kinds import POD, SERVICE, Kind
 from leadline.operator.kube.store import Store
 from leadline.operator.names import SERVICE_LABEL
@@ -185,6 +186,16 @@ async def test_every_replica_of_the_gateway_is_asked(monkeypatch: pytest.MonkeyP
         assert await found.views() == [three, three]
 
 
+async def test_metrics_are_read_to_their_end_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with machine(monkeypatch) as (server, api, probe):
+        server.pods = [serving("a", "127.0.0.1")]
+        # More than a socket holds, and than one read of it gives.
+        server.metrics = {"127.0.0.1": GATEWAY + "# of other services\n" * 100_000 + COUNT}
+        assert await Gateways(api, SETTINGS, probe).views() == [GatewayView({"team/qwen": 3.0})]
+        monkeypatch.setattr(gateways, "_MAX_METRICS", 1 << 20)
+        assert await Gateways(api, SETTINGS, probe).views() == [None]
+
+
 @pytest.mark.parametrize(("status", "views"), [(500, [None]), (429, [None]), (403, [])])
 async def test_an_api_server_that_does_not_tell_means_hold_and_one_that_forbids_means_ask_the_pods(
     status: int, views: list[None], monkeypatch: pytest.MonkeyPatch
@@ -320,6 +331,8 @@ class SleepServer(ScaleServer):
 
     store: Store
     requests: list[str]
+    stale = False
+    """Whether the operator's store is behind."""
 
     def _change(self, change: Callable[[dict[str, Any]], object]) -> None:
         item = copy.deepcopy(self.store.service(("team", "qwen")))
@@ -332,9 +345,13 @@ class SleepServer(ScaleServer):
         self.requests.append(f"scale {replicas}")
         self._change(lambda item: item["spec"].update(replicas=replicas))
 
-    async def annotate(self, kind: Kind, metadata: dict[str, Any], annotations: Any) -> None:
+    async def annotate(
+        self, kind: Kind, metadata: dict[str, Any], annotations: Any, version: str = ""
+    ) -> None:
         ((name, value),) = annotations.items()
         assert name == ASLEEP_ANNOTATION
+        if version and self.stale:
+            raise Conflict(409, "Conflict", "the object has been modified")
         self.requests.append("mark" if value else "unmark")
         self._change(lambda item: item["metadata"].update(annotations=annotations if value else {}))
 
@@ -450,7 +467,52 @@ async def test_whoever_starts_a_sleeping_service_by_hand_can_switch_it_off(sleep
     await sleeper.look(0)
     assert await sleeper.look(61) == ["mark", "scale 0"]
     await sleeper.api.scale(SERVICE, "team", "qwen", 1)
-    assert await sleeper.look(1) == ["unmark"]
+    sleeper.api.stale = True  # the service may sleep again: without its mark it would be off
+    assert await sleeper.wake() == []
+    sleeper.api.stale = False
+    assert await sleeper.wake() == ["unmark"]
+    assert await sleeper.wake() == []
     await sleeper.api.scale(SERVICE, "team", "qwen", 0)
     sleeper.gateway(in_flight=5)
     assert await sleeper.look(1) == await sleeper.wake() == []
+
+
+@pytest.mark.parametrize("asleep", [True, False])
+async def test_whoever_switches_a_service_off_during_a_look_wins(
+    asleep: bool, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sleeper.look(0)
+    if asleep:
+        assert await sleeper.look(61) == ["mark", "scale 0"]
+    item = sleeper.api.store.service(("team", "qwen"))
+    assert item is not None
+    views = sleeper.scaler._gateways.views
+
+    async def off() -> list[GatewayView | None]:
+        if asleep:
+            await sleeper.api.annotate(SERVICE, item["metadata"], {ASLEEP_ANNOTATION: None})
+        else:
+            await sleeper.api.scale(SERVICE, "team", "qwen", 0)
+        return await views()
+
+    monkeypatch.setattr(sleeper.scaler._gateways, "views", off)
+    sleeper.gateway(in_flight=90)
+    assert await sleeper.look(1) == ["unmark" if asleep else "scale 0"]
+
+
+async def test_a_replica_that_leads_again_does_not_repeat_its_old_decisions(
+    sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sleeper.look(0)
+    assert await sleeper.look(61) == ["mark", "scale 0"]
+    begun = asyncio.Event()
+
+    async def look() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(sleeper.scaler, "look", look)
+    task = asyncio.create_task(sleeper.scaler.run())
+    await begun.wait()
+    task.cancel()
+    assert sleeper.scaler.report(("team", "qwen")) is None

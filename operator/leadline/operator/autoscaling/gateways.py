@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 _PORT = 8080
 _PORT_NAMES = ("metrics", "http")
 """The first that a pod has: `server.metrics_port` of the gateway is optional."""
+_MAX_METRICS = 16 << 20
+"""Bytes; about 10 KB for each service."""
 
 
 class Gateways:
@@ -63,7 +65,7 @@ class Gateways:
 
     async def _view(self, pod: dict[str, Any]) -> GatewayView | None:
         address = pod.get("status", {}).get("podIP")
-        text = await self._probe.metrics(address, _port(pod)) if address else None
+        text = await self._probe.metrics(address, _port(pod), most=_MAX_METRICS) if address else None
         try:
             return None if text is None else parse_gateway(text)
         except ValueError:

@@ -103,6 +103,8 @@ class ServiceScaler:
         return self._reports.get(key)
 
     async def run(self) -> None:
+        # What is left of an earlier time as the leader is no longer so.
+        self._reports, self._scalers, self._idleness = {}, {}, {}
         await repeat("autoscaling", self._round)
 
     async def _round(self) -> None:
@@ -111,7 +113,7 @@ class ServiceScaler:
         until = time.monotonic() + self._settings.autoscale_seconds
         pause = _WAKE_SECONDS
         while (left := until - time.monotonic()) > 0:
-            if not self._sleeping():
+            if not self._marked():
                 await asyncio.sleep(left)
                 break
             await asyncio.sleep(min(left, pause))
@@ -120,18 +122,25 @@ class ServiceScaler:
             pause = max(_WAKE_SECONDS, (time.monotonic() - began) / _MOST_SHARE)
 
     async def wake(self) -> None:
-        """Start pods of those sleeping services for which a gateway holds a request."""
-        sleeping = self._sleeping()
-        views = await self._gateways.views_of_known()
+        """Start pods of those sleeping services for which a gateway holds a request. Those that were started
+        by hand lose the mark, so that they can be switched off."""
+        marked = self._marked()
+        sleeping = {key: found for key, found in marked.items() if found[1] == 0}
+        await asyncio.gather(*(self._forget_sleep(key) for key in marked if key not in sleeping))
+        views = await self._gateways.views_of_known() if sleeping else []
         await asyncio.gather(*(self._look(key, *found, views) for key, found in sleeping.items()))
 
-    def _sleeping(self) -> dict[Key, tuple[Autoscaling, int]]:
-        """The services that the last `look` found to be ours to scale, and that sleep."""
+    def _marked(self) -> dict[Key, tuple[Autoscaling, int]]:
+        """Those services that the last `look` found to be ours to scale, and that have the mark of sleep."""
         return {
             key: found
             for key in self._scalers
-            if is_asleep(self._store.service(key)) and (found := self._scaled(key)) is not None
+            if self._has_mark(key) and (found := self._scaled(key)) is not None
         }
+
+    def _has_mark(self, key: Key) -> bool:
+        service = self._store.service(key)
+        return service is not None and ASLEEP_ANNOTATION in (service["metadata"].get("annotations") or {})
 
     async def look(self) -> None:
         """One round over all services that are ours to scale."""
@@ -211,8 +220,10 @@ class ServiceScaler:
         )
         if limits.min == 0 and replicas and idle >= limits.idle_seconds:
             decided = 0
-        if decided == replicas:
-            return
+        if decided == replicas or self._scaled(key) != (limits, replicas):
+            return  # the next look decides on what has changed meanwhile
+        if replicas == 0 and not self._has_mark(key):
+            return  # switched off meanwhile
         log.info("%s: %d → %d replicas; in flight: %s", name, replicas, decided, demand)
         before = self._reports.get(key)
         # Before the request: the watch brings the new number as soon as the server has it.
@@ -233,15 +244,18 @@ class ServiceScaler:
         await self._api.scale(SERVICE, *key, decided)
         self._idleness[key] = Idleness()
         if decided:
-            await self._forget_sleep(key)
+            await self._forget_sleep(key, woken=True)
 
-    async def _forget_sleep(self, key: Key) -> None:
-        """Remove the mark of a service that sleeps: replicas 0 mean from now on that it is off."""
-        metadata = (self._store.service(key) or {"metadata": {}})["metadata"]
-        if ASLEEP_ANNOTATION not in (metadata.get("annotations") or {}):
+    async def _forget_sleep(self, key: Key, *, woken: bool = False) -> None:
+        """Remove the mark of a service that sleeps: replicas 0 mean from now on that it is off. Unless it
+        was `woken` just now, the store must be up to date: the service may have fallen asleep since."""
+        service = self._store.service(key)
+        if service is None or not self._has_mark(key):
             return
+        metadata = service["metadata"]
+        version = "" if woken else metadata["resourceVersion"]
         try:
-            await self._api.annotate(SERVICE, metadata, {ASLEEP_ANNOTATION: None})
+            await self._api.annotate(SERVICE, metadata, {ASLEEP_ANNOTATION: None}, version)
         except (ApiError, aiohttp.ClientError, TimeoutError) as error:
             log.info("%s/%s: still marked as asleep: %s", *key, str(error) or type(error).__name__)
 

@@ -189,9 +189,13 @@ class KubeApi:
         None removes a field, which an apply cannot do with a field of another manager."""
         await self._merge(kind, metadata, {"metadata": {"uid": metadata["uid"]}, "spec": fields})
 
-    async def annotate(self, kind: Kind, metadata: Object, annotations: Mapping[str, str | None]) -> None:
-        """Set annotations of exactly the object with this metadata. None removes one."""
-        await self._merge(kind, metadata, {"metadata": {"uid": metadata["uid"], "annotations": annotations}})
+    async def annotate(
+        self, kind: Kind, metadata: Object, annotations: Mapping[str, str | None], version: str = ""
+    ) -> None:
+        """Set annotations of exactly the object with this metadata. None removes one. Raises Conflict if the
+        object has left the resourceVersion `version`."""
+        exactly = {"uid": metadata["uid"]} | ({"resourceVersion": version} if version else {})
+        await self._merge(kind, metadata, {"metadata": {**exactly, "annotations": annotations}})
 
     async def create(self, wanted: Object, kind: Kind) -> Object:
         namespace = wanted["metadata"]["namespace"]

@@ -36,20 +36,33 @@ class PodProbe:
         try:
             url = _url(pod["status"]["podIP"], "/ready", PORT)
             async with self._session.get(url, allow_redirects=False) as response:
-                return parse_start(await response.content.read(_MAX_BYTES))
+                body = await _whole(response, _MAX_BYTES)
+                return None if body is None else parse_start(body)
         except (aiohttp.ClientError, TimeoutError):
             return None
 
-    async def metrics(self, address: str, port: int = PORT) -> str | None:
-        """The text of /metrics; None from one that does not answer in 1.5 s."""
+    async def metrics(self, address: str, port: int = PORT, *, most: int = _MAX_METRICS) -> str | None:
+        """The text of /metrics; None from one that does not answer in 1.5 s, or with more than `most`
+        bytes: a part of them would tell wrong numbers."""
         try:
             url = _url(address, "/metrics", port)
             async with self._session.get(url, allow_redirects=False) as response:
                 if response.status != 200:
                     return None
-                return (await response.content.read(_MAX_METRICS)).decode("utf-8", "replace")
+                body = await _whole(response, most)
+                return None if body is None else body.decode("utf-8", "replace")
         except (aiohttp.ClientError, TimeoutError):
             return None
+
+
+async def _whole(response: aiohttp.ClientResponse, most: int) -> bytes | None:
+    """The body; None for one of more than `most` bytes. A single `read` gives what has come so far."""
+    body = bytearray()
+    while piece := await response.content.read(most + 1 - len(body)):
+        body += piece
+        if len(body) > most:
+            return None
+    return bytes(body)
 
 
 def parse_start(body: bytes) -> StartReport | None:
