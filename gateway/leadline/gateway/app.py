@@ -218,10 +218,11 @@ def _rest_of_the_api(gateway: Gateway) -> FastAPI:
 
     @get("/ready")
     async def ready() -> Response:
-        """200 when some pod takes requests, and this gateway does not leave."""
+        """200 when some service has a pod that takes requests, or gets one when a request waits, and this
+        gateway does not leave."""
         if gateway.draining:
             return _error(shutting_down())
-        if not any(service.can_serve() for service in gateway.table):
+        if not any(service.can_serve() or service.can_wake() for service in gateway.table):
             return _error(NoPods("no service has a pod that takes requests", code="no_pods", retry_after=1))
         return _json(b'{"status":"ready"}')
 

@@ -30,6 +30,7 @@ from leadline.gateway.index.service_index import ServiceIndex
 from leadline.gateway.pods import Pod
 from leadline.gateway.policies.base import PolicyError, RoutingPolicy, load_policy
 from leadline.gateway.tokens.mode import TokenMode
+from leadline.protocol.isvc import Reason
 from leadline.protocol.keys import ServiceKeys
 from leadline.protocol.openai.service import ModelCard
 
@@ -117,6 +118,10 @@ class Service:
         """Some pod is ready and not leaving."""
         return any(pod.ready and not pod.draining for pod in self.pods.values())
 
+    def can_wake(self) -> bool:
+        """It gets a pod because a request waits, as far as the operator says."""
+        return self.wake_seconds > 0 and not self.stuck
+
     def upstream_model(self, model: str, pod: Pod) -> str | None:
         """What the body's `model` must be changed to for this pod; None: pass the body unchanged.
 
@@ -192,8 +197,8 @@ class ServiceTable:
         """The service for a request that names this model.
 
         None is allowed where there is one service only. With weights, services that have no pod to serve are
-        passed over unless none has. Raises UnknownModel (404, code model_not_found), or NoPods (503) while
-        not all services are known.
+        passed over unless none has, but not those that sleep: a request starts their pods. Raises
+        UnknownModel (404, code model_not_found), or NoPods (503) while not all services are known.
         """
         if model is None:
             if len(self._services) == 1:
@@ -274,7 +279,7 @@ class ServiceTable:
             for name, share in self._weights[model].items()
             if share > 0 and (service := self._services.get(name)) is not None
         ]
-        able = [pair for pair in shares if pair[0].can_serve()] or shares
+        able = [pair for pair in shares if pair[0].can_serve() or pair[0].reason == Reason.ASLEEP] or shares
         if len(able) < 2:
             return able[0][0] if able else None
         bounds = list(accumulate(share for _, share in able))

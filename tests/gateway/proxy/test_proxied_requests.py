@@ -306,6 +306,11 @@ async def test_the_rest_of_the_api_answers() -> None:
         assert unknown.json()["error"]["code"] == "model_not_found"
         rig.pods["pod-0"].ready = False
         assert (await client.get("/ready")).status_code == 503
+        (service,) = rig.gateway.table
+        service.wake_seconds = 60.0  # a request starts a pod
+        assert (await client.get("/ready")).status_code == 200
+        service.stuck = True
+        assert (await client.get("/ready")).status_code == 503
 
 
 async def test_a_model_can_be_asked_for_by_any_name(tmp_path: Path) -> None:

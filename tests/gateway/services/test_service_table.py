@@ -142,6 +142,15 @@ def test_a_canary_without_ready_pods_gets_nothing_unless_nobody_has_any() -> Non
     assert {table.resolve("x").name for _ in range(100)} == {"ns/stable", "ns/canary"}
 
 
+def test_a_canary_that_sleeps_keeps_its_share_until_its_pods_start() -> None:
+    canary = service("ns/canary", ready=False)
+    table = ServiceTable([service("ns/stable"), canary], {"x": {"ns/stable": 30, "ns/canary": 70}})
+    canary.reason = "Asleep"
+    assert {table.resolve("x").name for _ in range(100)} == {"ns/stable", "ns/canary"}
+    canary.reason = "CreatingPods"
+    assert {table.resolve("x").name for _ in range(50)} == {"ns/stable"}
+
+
 @pytest.mark.parametrize("shares", [{}, {"ns/a": 0.0}, {"ns/a": -1.0, "ns/b": 2.0}])
 def test_weights_that_cannot_work_are_refused(shares: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="weights"):
