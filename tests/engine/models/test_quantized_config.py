@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from leadline.engine.errors import UnsupportedModel
+from leadline.engine.models import quantized_config
 from leadline.engine.models.quantized_config import Layout, QuantizedConfig, read_quantization
 
 Q, OUT, GATE = (f"model.layers.3.{name}" for name in ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate"))
@@ -81,6 +82,14 @@ def test_zero_points_of_both_versions_of_gptq():
     assert not read(GPTQ).of(Q).zeros
 
 
+@pytest.mark.parametrize("field", ["ignore", "targets"])
+def test_a_pattern_that_takes_too_long_is_refused(field, monkeypatch):
+    monkeypatch.setattr(quantized_config, "_MATCH_SECONDS", 0.05)
+    config = read(compressed(FP8, **{field: [r"re:(.|\w)+(?<!j)$"]}))
+    with pytest.raises(UnsupportedModel, match=r"the pattern 're:.* takes too long for model\.layers"):
+        config.of(f"{Q}.{Q}")
+
+
 def test_one_group_a_row_has_no_order():
     assert read({**GPTQ, "desc_act": True}).of(Q).ordered
     assert not read({**GPTQ, "desc_act": True, "group_size": -1}).of(Q).ordered
@@ -123,6 +132,9 @@ def test_ranks_get_it_over_a_pipe():
         (compressed(FP8, sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config.format"),
         (compressed(FP8, transform_config={"config_groups": {"R1": {}}}), "transform_config"),
         (compressed(FP8, ignore=["re:("]), "quantization_config.ignore"),
+        (compressed(FP8, ignore=["re:" + "(" * 9999]), "quantization_config.ignore"),
+        (compressed(FP8, ignore=["re:a{99999999999}"]), "quantization_config.ignore"),
+        (compressed(FP8, config_groups={"group_0": None}), "config_groups.group_0 None"),
         (compressed(None), "group_0.weights None"),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups"),
     ],

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import enum
 import fnmatch
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import regex
 
 from leadline.engine.errors import UnsupportedModel
 
@@ -19,6 +20,8 @@ __all__ = ["Layout", "QuantizedConfig", "StoredAs", "can_group", "cut_columns", 
 
 _FIELDS = ("quantization_config", "compression_config")
 _GROUP_SIZES = (16, 32, 64, 128)
+_MATCH_SECONDS = 1.0
+"""Of CPU time. A pattern that is meant well takes microseconds for a name; others never end."""
 
 
 class Layout(enum.Enum):
@@ -97,7 +100,10 @@ class QuantizedConfig:
     ignored: tuple[str, ...]
 
     def of(self, module: str) -> StoredAs | None:
-        """Return how `module` (model.layers.0.self_attn.q_proj) is stored; None: in plain 16 or 32 bits."""
+        """Return how `module` (model.layers.0.self_attn.q_proj) is stored; None: in plain 16 or 32 bits.
+
+        Raises UnsupportedModel for a pattern that takes too long.
+        """
         if any(ignores(one, module) for one in self.ignored for ignores in _IGNORES[self.method]):
             return None
         for match in (_matches_name, _matches_pattern, _matches_class):
@@ -195,8 +201,8 @@ def _is_target(value: object) -> bool:
     if not isinstance(value, str):
         return False
     try:
-        re.compile(value.removeprefix("re:") if value.startswith("re:") else "")
-    except re.error:
+        regex.compile(value.removeprefix("re:") if value.startswith("re:") else "")
+    except (regex.error, RecursionError):
         return False
     return True
 
@@ -216,7 +222,8 @@ def _compressed_tensors(fields: _Fields) -> QuantizedConfig:
     found = []
     for name in groups.values:
         group = groups.inner(name)
-        assert group is not None
+        if group is None:
+            raise groups.refuse(name, "an object is expected")
         found.append((group.names("targets"), _compressed_group(group, fields)))
     return QuantizedConfig("compressed-tensors", tuple(found), fields.names("ignore"))
 
@@ -359,7 +366,14 @@ def _matches_name(target: str, module: str) -> bool:
 
 
 def _matches_pattern(target: str, module: str) -> bool:
-    return target.startswith("re:") and re.match(target[3:], module) is not None
+    if not target.startswith("re:"):
+        return False
+    try:
+        return regex.match(target[3:], module, timeout=_MATCH_SECONDS) is not None
+    except TimeoutError as error:
+        raise UnsupportedModel(
+            f"config.json: the pattern {target!r} of quantization_config takes too long for {module}"
+        ) from error
 
 
 def _matches_class(target: str, module: str) -> bool:
