@@ -28,6 +28,7 @@ ENCODER = {
     "num_attention_heads": 2,
     "max_position_embeddings": 1000,
 }
+NOT_FINITE = 99
 SPEC = PoolingSpec("embed", read_encoder(ENCODER), "mean", False, 1000)
 
 
@@ -43,7 +44,7 @@ class FirstToken:
         if self.error is not None:
             raise self.error
         self.steps.append([ids[0] for ids in inputs])
-        return np.array([[ids[0]] for ids in inputs], np.float32)
+        return np.array([[ids[0] if ids[0] != NOT_FINITE else np.nan] for ids in inputs], np.float32)
 
 
 def core_of(**settings: Any) -> tuple[PoolingCore, FirstToken]:
@@ -125,15 +126,33 @@ def test_requests_end_by_abort_deadline_and_queue_timeout() -> None:
     assert core.stats().waiting == core.stats().running == core.stats().queued_prefill_tokens == 0
 
 
-def test_the_queue_is_bounded_by_inputs() -> None:
+def test_the_queue_is_bounded_by_the_inputs_ahead_so_that_large_requests_do_not_fill_it_for_small_ones() -> (
+    None
+):
     core, _ = core_of(max_queued_requests=3)
-    core.add_request(request("a", [[1]] * 2))
-    core.add_request(request("b", [[1]] * 2, priority_class="batch"))
+    core.add_request(request("a", [[1]] * 9))
     with pytest.raises(QueueFull, match="max_queued_requests"):
-        core.add_request(request("c", [[1]]))
-    assert core.stats().waiting_by_class == {"interactive": 1, "batch": 1}
-    assert core.stats().queued_prefill_tokens == 4
-    assert set(finished(core)) == {"a", "b"}
+        core.add_request(request("large", [[1]] * 3))
+    core.add_request(request("b", [[1]] * 2, priority_class="batch"))
+    core.add_request(request("c", [[1]]))
+    with pytest.raises(QueueFull, match="max_queued_requests"):
+        core.add_request(request("d", [[1]]))
+    assert core.stats().waiting_by_class == {"interactive": 2, "batch": 1}
+    assert core.stats().queued_prefill_tokens == 12
+    assert set(finished(core)) == {"a", "b", "c"}
+
+
+def test_values_that_are_no_numbers_end_their_request_and_no_other() -> None:
+    core, _ = core_of(max_num_batched_tokens=4, max_concurrent_requests=4)
+    core.add_request(request("hurt", [[1], [NOT_FINITE], [1], [1], [1]]))
+    core.add_request(request("spared", [[2]]))
+    outputs = {output.request_id: output for output in core.step()}
+    assert {name: output.finish_reason for name, output in outputs.items()} == {
+        "hurt": "error",
+        "spared": "stop",
+    }
+    assert "not finite" in (outputs["hurt"].error or "")
+    assert not core.has_work()
 
 
 def test_a_step_that_fails_ends_its_requests_and_three_end_the_engine() -> None:

@@ -43,6 +43,7 @@ _STEP_MS = {"cpu": 100.0, "cuda": 50.0}
 _LEAST_TOKENS = 512
 """Of a step, however slow the device: smaller ones waste it."""
 _EMA = 0.2
+_NOT_FINITE = "the model's values for an input are not finite numbers: its dtype may be too small for it"
 
 
 class PoolingCore:
@@ -83,7 +84,7 @@ class PoolingCore:
 
     def add_request(self, request: PoolingRequest) -> None:
         """Queue a validated request. Raises QueueFull."""
-        if self._queue.waiting_inputs >= max(1, self.config.max_queued_requests):
+        if self._queue.ahead_of(len(request.inputs)) >= max(1, self.config.max_queued_requests):
             raise QueueFull(f"{self.config.max_queued_requests} inputs wait (max_queued_requests)")
         self._queue.add(request)
         self._requests += 1
@@ -130,13 +131,18 @@ class PoolingCore:
         if tokens >= 32 and seconds > 0:
             rate = tokens / seconds
             self._rate = rate if not self._rate else self._rate + _EMA * (rate - self._rate)
-        for (job, index), row in zip(taken, rows, strict=True):
+        for (job, index), row, finite in zip(taken, rows, np.isfinite(rows).all(axis=1), strict=True):
+            if not finite:
+                self._end(job.request.request_id, "error", _NOT_FINITE)
+            if job.gone:
+                continue
             job.results[index] = self._cut(row, job.request.dimensions).tobytes()
             job.missing -= 1
             if not job.missing:
                 self._queue.remove(job.request.request_id)
                 outputs.append(_complete(job))
-        return outputs
+        ended, self._ended = self._ended, []
+        return outputs + ended
 
     def stats(self) -> SchedulerStats:
         """Numbers for metrics and load reports. There are no KV blocks and no generated tokens."""

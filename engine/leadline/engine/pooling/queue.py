@@ -68,10 +68,10 @@ class PoolingQueue:
         self._drop_done()
         return bool(self._heap)
 
-    @property
-    def waiting_inputs(self) -> int:
-        """Inputs that were not given out."""
-        return sum(len(job.request.inputs) - job.taken for job in self)
+    def ahead_of(self, inputs: int) -> int:
+        """Inputs that may be given out before the last one of a new request with so many: as they take
+        turns, no more than that of each other request."""
+        return sum(min(len(job.request.inputs) - job.taken, inputs) for job in self)
 
     def add(self, request: PoolingRequest) -> None:
         job = self._jobs[request.request_id] = Job(request)
