@@ -206,6 +206,8 @@ def write_gguf(path: Path, architecture: str = "llama", **changes) -> Path:
         ("gpt2", {}, "general.architecture is 'gpt2'; llama, gemma3 are supported"),
         ("llama", {"expert_count": 8}, "llama.expert_count is not supported"),
         ("llama", {"rope.scaling.type": "yarn"}, "llama.rope.scaling.type 'yarn' is not supported"),
+        ("llama", {"rope.dimension_count": 8}, "llama.rope.dimension_count 8 differs from the head of 16"),
+        ("llama", {"attention.head_count": 0}, "llama.attention.head_count and embedding_length must be"),
     ],
 )
 def test_what_a_gguf_file_asks_for_and_is_not_supported_is_named(architecture, changes, message, tmp_path):
@@ -226,6 +228,15 @@ def test_counts_beyond_the_file_are_refused_before_memory_is_taken(tmp_path):
     path = tmp_path / "x.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 1 << 60) + bytes(64))
     with pytest.raises(ModelNotFound, match="cannot be read as a GGUF file"):
+        resolve_model(str(path), download_dir=tmp_path, config_only=True)
+
+
+def test_an_alignment_of_nothing_is_named(tmp_path):
+    key = b"general.alignment"
+    entry = struct.pack("<Q", len(key)) + key + struct.pack("<II", 4, 0)
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry)
+    with pytest.raises(ModelNotFound, match=r"general\.alignment 0"):
         resolve_model(str(path), download_dir=tmp_path, config_only=True)
 
 

@@ -361,9 +361,17 @@ def test_a_broken_config_is_named(tmp_path):
         load_model_config(tmp_path)
 
 
-def test_a_size_beyond_any_model_is_refused_by_name(tmp_path):
-    with pytest.raises(UnsupportedModel, match=r"config\.json: vocab_size 10{30} is beyond any model's"):
-        load_model_config(write(tmp_path, {**LLAMA, "vocab_size": 10**30}))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({**LLAMA, "vocab_size": 10**30}, "vocab_size 10{30}"),
+        ({**LLAMA, "num_hidden_layers": 2 * 10**9}, "num_hidden_layers 20{9}"),
+        (glm4_moe(num_nextn_predict_layers=2 * 10**9), "num_nextn_predict_layers 20{9}"),
+    ],
+)
+def test_a_size_beyond_any_model_is_refused_by_name(changes, message, tmp_path):
+    with pytest.raises(UnsupportedModel, match=rf"config\.json: {message} is beyond any model's"):
+        load_model_config(write(tmp_path, changes))
 
 
 def test_a_config_nested_too_deeply_is_named(tmp_path):

@@ -134,12 +134,17 @@ def changed(folder: Path, **fields: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
+ROBERTA = {"architectures": ["RobertaModel"], "model_type": "roberta"}
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"hidden_act": "swish"}, "hidden_act 'swish'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ({"is_decoder": True}, "is_decoder is true"),
+        ({"layer_norm_eps": "small"}, "layer_norm_eps must be a positive number, not 'small'"),
+        (ROBERTA | {"pad_token_id": "1"}, "pad_token_id '1' leaves no position"),
         ({"model_type": "roberta"}, "contradicts the architecture"),
     ],
 )

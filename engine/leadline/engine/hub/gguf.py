@@ -46,8 +46,8 @@ _OPTIONAL = {
     "attention.sliding_window": "sliding_window",
     "rope.freq_base": "rope_theta",
 }
-_WITHOUT_EFFECT = {"attention.value_length", "rope.dimension_count", "vocab_size"}
-"""They repeat others, and are checked or not needed."""
+_WITHOUT_EFFECT = {"attention.value_length", "vocab_size"}
+"""They repeat what tensors say."""
 _PRE_TOKENIZERS = ("default", "smollm")
 """Ways of cutting text into words that the tokenizer made here has."""
 _GEMMA3_27B_LAYERS = 62
@@ -105,19 +105,28 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
         config[field] = own.pop(key)
     config |= {field: own.pop(key) for key, field in _OPTIONAL.items() if key in own}
     config |= _rope_scaling(file, name, own)
+    heads, rotated = config["num_attention_heads"], own.pop("rope.dimension_count", None)
+    if not isinstance(heads, int) or heads < 1 or not isinstance(config["hidden_size"], int):
+        raise UnsupportedModel(
+            f"{file.path}: {name}.attention.head_count and embedding_length must be positive numbers"
+        )
     if unknown := own.keys() - _WITHOUT_EFFECT:
         raise UnsupportedModel(f"{file.path}: {name}.{min(unknown)} is not supported")
     if "rope_freqs.weight" in file.tensors:
         raise UnsupportedModel(
             f"{file.path} has rope_freqs.weight (Llama 3.1's frequencies): use safetensors"
         )
-    if "token_embd.weight" not in file.tensors:
-        raise UnsupportedModel(f"{file.path} lacks token_embd.weight")
+    if "token_embd.weight" not in file.tensors or len(file.tensors["token_embd.weight"].shape) != 2:
+        raise UnsupportedModel(f"{file.path} lacks token_embd.weight, a matrix")
     config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
+    head_dim = config.get("head_dim", 256 if name == "gemma3" else config["hidden_size"] // heads)
+    if rotated not in (None, head_dim):
+        raise UnsupportedModel(
+            f"{file.path}: {name}.rope.dimension_count {rotated} differs from the head of {head_dim}: not "
+            "supported"
+        )
     if name == "gemma3":
-        heads = config["num_attention_heads"]
-        head_dim = config.get("head_dim", 256)
         whole = config["num_hidden_layers"] == _GEMMA3_27B_LAYERS
         config["query_pre_attn_scalar"] = config["hidden_size"] // heads if whole else head_dim
     for key, field in (("bos", "bos_token_id"), ("eos", "eos_token_id")):

@@ -68,7 +68,9 @@ class GGUFFile:
             kind, offset = struct.unpack_from("<IQ", data, at + 4 + 8 * dims)
             at += 16 + 8 * dims
             infos.append((name, tuple(reversed(shape)), kind, offset))
-        alignment = int(self.metadata.get("general.alignment", 32))
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"general.alignment {alignment!r}")
         begin = -(-at // alignment) * alignment
         self.tensors = {name: GGUFTensor(shape, kind, begin + offset) for name, shape, kind, offset in infos}
 

@@ -16,7 +16,7 @@ from typing import Any
 from leadline.engine.errors import ModelNotFound, UnsupportedModel
 from leadline.engine.models.experts_config import ExpertsConfig, read_experts
 from leadline.engine.models.families import FAMILIES, WRAPPERS, Family, TensorNames, Wrapper
-from leadline.engine.models.fields import flag, positive, positive_number
+from leadline.engine.models.fields import MOST_LAYERS, flag, positive, positive_number
 from leadline.engine.models.layer_config import LayerConfig, read_layers
 from leadline.engine.models.quantized_config import QuantizedConfig, read_quantization
 from leadline.engine.models.rope_config import RopeConfig
@@ -161,7 +161,8 @@ def load_model_config(path: str | Path) -> ModelConfig:
         )
     if head_dim % 2:
         raise UnsupportedModel(f"config.json: head_dim {head_dim} is odd; rotary embedding needs an even one")
-    num_layers = positive(fields, "num_hidden_layers")
+    num_layers = positive(fields, "num_hidden_layers", most=MOST_LAYERS)
+    extra = family.extra_layers or ""
     qkv_bias, o_bias, mlp_bias = family.qkv_bias, family.o_bias, family.mlp_bias
     return ModelConfig(
         architecture=architecture,
@@ -187,7 +188,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         dtype=_dtype(fields),
         **_multipliers(fields, family, head_dim, hidden),
         wrapped=wrapper is not None,
-        extra_layers=positive(fields, family.extra_layers) if fields.get(family.extra_layers or "") else 0,
+        extra_layers=positive(fields, extra, most=MOST_LAYERS) if fields.get(extra) else 0,
         experts=None if family.experts is None else read_experts(fields, family.experts, num_layers),
         quantized=read_quantization(raw),
         bos_token_id=generation.get("bos_token_id", raw.get("bos_token_id")),

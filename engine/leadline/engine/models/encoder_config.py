@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from leadline.engine.errors import UnsupportedModel
-from leadline.engine.models.fields import flag, positive
+from leadline.engine.models.fields import MOST_LAYERS, flag, positive, positive_number
 
 __all__ = ["ENCODERS", "EncoderConfig", "EncoderFamily", "encoder_of", "read_encoder"]
 
@@ -109,9 +109,12 @@ def read_encoder(raw: Mapping[str, Any]) -> EncoderConfig:
             f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads}"
         )
     positions = positive(fields, "max_position_embeddings")
-    first = int(fields["pad_token_id"]) + 1 if family.offset else 0
-    if not 0 <= first < positions:
-        raise UnsupportedModel(f"config.json: pad_token_id {first - 1} leaves no position for a token")
+    first = 0
+    if family.offset:
+        padding = fields["pad_token_id"]
+        if isinstance(padding, bool) or not isinstance(padding, int) or not -1 <= padding < positions - 1:
+            raise UnsupportedModel(f"config.json: pad_token_id {padding!r} leaves no position for a token")
+        first = padding + 1
     dtype = str(fields.get("dtype", fields.get("torch_dtype", "float32"))).removeprefix("torch.")
     if dtype not in _DTYPES:
         raise UnsupportedModel(f"config.json: dtype {dtype!r} is not supported; {', '.join(_DTYPES)} are")
@@ -122,9 +125,9 @@ def read_encoder(raw: Mapping[str, Any]) -> EncoderConfig:
         vocab_size=positive(fields, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=positive(fields, "intermediate_size"),
-        num_layers=positive(fields, "num_hidden_layers"),
+        num_layers=positive(fields, "num_hidden_layers", most=MOST_LAYERS),
         num_heads=heads,
-        layer_norm_eps=float(fields["layer_norm_eps"]),
+        layer_norm_eps=positive_number(fields["layer_norm_eps"], "layer_norm_eps"),
         activation=str(fields.get("hidden_act", "gelu")),
         positions=positions,
         first_position=first,

@@ -7,20 +7,21 @@ from typing import Any
 
 from leadline.engine.errors import UnsupportedModel
 
-__all__ = ["LARGEST", "flag", "positive", "positive_number"]
+__all__ = ["LARGEST", "MOST_LAYERS", "flag", "positive", "positive_number"]
 
 LARGEST = (1 << 31) - 1
 """No size of a model is beyond it."""
+MOST_LAYERS = 10_000
 
 
-def positive(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def positive(fields: Mapping[str, Any], name: str, default: int | None = None, *, most: int = LARGEST) -> int:
     """Raises UnsupportedModel naming the field that is no positive integer, or no size that a model has."""
     value = fields.get(name, default)
     if value is None:
         raise UnsupportedModel(f"config.json lacks {name}")
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UnsupportedModel(f"config.json: {name} must be a positive integer, not {value!r}")
-    if value > LARGEST:
+    if value > most:
         raise UnsupportedModel(f"config.json: {name} {value} is beyond any model's")
     return value
 
