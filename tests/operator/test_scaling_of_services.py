@@ -389,6 +389,8 @@ class Sleeper:
         self.now += 1
         one["metadata"] |= {"labels": {SERVICE_LABEL: "qwen"}, "resourceVersion": str(int(self.now))}
         self.api.store.put(POD, one)
+        condition = {"type": "Ready", "status": "True" if ready else "False"}
+        self.api._change(lambda item: item.update(status={"conditions": [condition]}))
 
 
 @pytest.fixture
@@ -439,6 +441,22 @@ async def test_requests_between_two_looks_and_pods_that_start_keep_a_service_awa
     assert await sleeper.look(1) == []
     assert await sleeper.look(50) == []
     assert await sleeper.look(10) == ["mark", "scale 0"]
+
+
+async def test_requests_past_the_gateway_keep_a_service_awake(sleeper: Sleeper) -> None:
+    sleeper.server.metrics["127.0.0.2"] = "leadline_engine_running_requests 1\n"
+    await sleeper.look(0)
+    assert await sleeper.look(61) == []
+    sleeper.server.metrics["127.0.0.2"] = "leadline_engine_running_requests 0\n"
+    assert await sleeper.look(1) == []
+    assert await sleeper.look(61) == ["mark", "scale 0"]
+
+
+async def test_a_service_whose_rollout_is_stuck_keeps_its_old_pods(sleeper: Sleeper) -> None:
+    await sleeper.look(0)
+    stuck = {"type": "Ready", "status": "False", "reason": "RolloutBlocked"}
+    sleeper.api._change(lambda item: item.update(status={"conditions": [stuck]}))
+    assert await sleeper.look(61) == await sleeper.look(61) == []
 
 
 async def test_a_service_that_no_gateway_knows_does_not_fall_asleep(sleeper: Sleeper) -> None:

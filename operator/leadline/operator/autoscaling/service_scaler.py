@@ -4,7 +4,7 @@ Reads the requests in flight from the gateway's replicas, or from the pods where
 (`demand.py`), and writes `/scale`. Pauses for a service while a HorizontalPodAutoscaler targets it or its
 Deployment, and while its replicas are 0 and it does not sleep.
 
-    replicas n ── no request for idleSeconds, min 0 ──▶ asleep: annotation, replicas 0
+    Ready ── no request for idleSeconds, min 0 ───────▶ asleep: annotation, replicas 0
              ◀── a gateway holds a request ────────────
              ── kubectl scale --replicas=0 ───────────▶ off: stays until it is scaled up
 
@@ -40,11 +40,12 @@ from leadline.operator.kube.namespaces import TerminatingNamespaces
 from leadline.operator.kube.store import Key, Store
 from leadline.operator.names import child_name
 from leadline.operator.periodic import repeat
+from leadline.operator.planning.conditions import said_of
 from leadline.operator.planning.diagnosis import is_ready
 from leadline.operator.planning.observed import ScalingReport, Target, active_pods, is_asleep, was_autoscaled
 from leadline.operator.probes.pod_probe import PodProbe
 from leadline.operator.settings import OperatorSettings
-from leadline.protocol.isvc import ASLEEP_ANNOTATION, GROUP, KIND
+from leadline.protocol.isvc import ASLEEP_ANNOTATION, GROUP, KIND, ConditionType
 from leadline.protocol.isvc_types import Autoscaling, InferenceServiceSpec
 
 __all__ = ["ServiceScaler"]
@@ -206,8 +207,9 @@ class ServiceScaler:
             demand = of_pods(await self._loads(key), limits.target_concurrency)
         if replicas:
             await self._forget_sleep(key)
-        serves = replicas > 0 and any(map(is_ready, active_pods(self._store.pods(key))))
-        idle = self._idleness[key].seconds(demand if serves and has_gateway else None, now)
+        # During a rollout old pods may serve where new ones cannot: they would not come back.
+        ready = said_of(self._store.service(key) or {}, ConditionType.READY).get("status") == "True"
+        idle = self._idleness[key].seconds(demand if ready and has_gateway else None, now)
         if replicas == 0 and limits.min == 0 and not (demand is not None and demand.low > 0):
             return  # it sleeps on
         decided = self._scalers[key].decide(
@@ -219,7 +221,10 @@ class ServiceScaler:
             now=now,
         )
         if limits.min == 0 and replicas and idle >= limits.idle_seconds:
-            decided = 0
+            if any(await self._loads(key)):  # from clients that do not ask through the gateway
+                self._idleness[key] = Idleness()
+            else:
+                decided = 0
         if decided == replicas or self._scaled(key) != (limits, replicas):
             return  # the next look decides on what has changed meanwhile
         if replicas == 0 and not self._has_mark(key):
