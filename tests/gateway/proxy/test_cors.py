@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_rig import CHAT, gateway_to, ok, pods
+from gateway_rig import CHAT, gateway_to, ok, pods, status
 from test_http_edges import BOTH, engine
 
 from leadline.gateway.config.settings import GatewayConfig, ServerConfig
@@ -77,6 +77,20 @@ async def test_a_star_allows_any_page_and_nothing_allows_none(kind: str) -> None
     async with server(kind) as client:
         assert ALLOWED not in (await client.get("/v1/models", headers={"Origin": PAGE})).headers
         assert (await client.options("/v1/models", headers=PREFLIGHT)).status_code == 405
+
+
+async def test_what_a_pod_says_of_pages_does_not_count() -> None:
+    open_pod = status(200, "Access-Control-Allow-Origin: *\r\nAccess-Control-Allow-Credentials: true")
+    async with (
+        pods(open_pod) as (pod,),
+        gateway_to(pod.address, cors_origins=(PAGE,)) as rig,
+        rig.client() as client,
+    ):
+        for origin, allowed in ((PAGE, [PAGE]), ("https://evil.example", [])):
+            got = await client.post("/v1/chat/completions", json=CHAT, headers={"Origin": origin})
+            assert got.status_code == 200
+            assert got.headers.get_list(ALLOWED) == allowed
+            assert "access-control-allow-credentials" not in got.headers
 
 
 async def test_a_stream_has_the_headers_and_a_connection_serves_on_behind_a_preflight() -> None:

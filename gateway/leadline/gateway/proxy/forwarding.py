@@ -51,6 +51,8 @@ CREDENTIALS = frozenset(
 """Headers by which clients, and the proxies that let them in, are known."""
 _NOT_FORWARDED = HOP_BY_HOP | CREDENTIALS | {b"host", b"content-length", b"expect"}
 _OURS = (b"x-leadline-pod", b"x-leadline-explain", b"x-request-id")
+_CORS = b"access-control-"
+"""Which pages may call is for the gateway to say, and browsers refuse an answer that says it twice."""
 
 
 def header(headers: Headers, name: bytes) -> bytes | None:
@@ -103,6 +105,7 @@ def response_headers(headers: list[tuple[bytes, bytes]], *, keep_length: bool) -
         if (name := pair[0]) not in dropped
         and (keep_length or name != b"content-length")
         and name not in _OURS
+        and not name.startswith(_CORS)
     ]
 
 
