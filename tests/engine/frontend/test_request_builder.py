@@ -393,3 +393,9 @@ def test_bad_words_become_the_tokens_of_both_forms(builder, tokenizer):
 )
 def test_what_leaves_nothing_to_sample_or_cannot_hold_is_refused(builder, given, named):
     assert refused(builder, "Hi", SamplingParams(**given)).param == named
+
+
+def test_a_bad_word_far_too_long_is_refused_without_tokenizing_it(builder, tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "encode", None)
+    error = refused(builder, [1], SamplingParams(bad_words=("word " * 100_000,)))
+    assert error.message == "bad_words: each word must have 1 to 64 tokens, got more than 64"

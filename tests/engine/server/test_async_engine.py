@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -195,3 +196,21 @@ async def test_many_prompts_of_one_request_leave_the_loop_to_others(engine: Asyn
     await completions._prepare(CompletionRequest(prompt=["some words"] * 50), engine)
     task.cancel()
     assert turns >= 49
+
+
+async def test_bad_words_are_tokenized_once_for_all_prompts_and_many_of_them_in_a_thread(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, found = engine.tokenizer.encode, dict[str, list[threading.Thread]]()
+
+    def noted(text: str, add_special_tokens: bool = True) -> list[int]:
+        found.setdefault(text, []).append(threading.current_thread())
+        return encode(text, add_special_tokens)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", noted)
+    for words, inline in ((["word"], True), (["word" + " w" * 20] * 500, False)):
+        found.clear()
+        await completions._prepare(CompletionRequest(prompt=["some"] * 3, bad_words=words), engine)
+        assert len(found["some"]) == 3
+        assert len(found[words[0]]) == len(words)
+        assert (found[words[0]][0] is threading.main_thread()) is inline

@@ -48,6 +48,9 @@ def test_tokenize_and_detokenize_are_inverse(server: LiveServer) -> None:
     shown = server.post("/tokenize", prompt="a b", return_token_strs=True).json()
     assert shown["token_strs"] == ["a", "Ġb"]
     assert tokens["token_strs"] is None
+    many = server.post("/tokenize", prompt=" b" * 6000, return_token_strs=True).json()
+    assert many["token_strs"] == ["Ġb"] * 6000
+    assert server.post("/detokenize", tokens=many["tokens"]).json() == {"prompt": " b" * 6000}
 
 
 def test_tokenize_applies_the_chat_template(server: LiveServer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import cast
 
 import msgspec
@@ -92,3 +94,31 @@ def test_a_batch_of_texts_encodes_as_they_do_one_by_one(tokenizer, sentencepiece
         assert one.encode_batch(texts) == [one.encode(text, add_special_tokens=False) for text in texts]
     with pytest.raises(RequestError, match="Unicode"):
         tokenizer.encode_batch(["fine", "\ud800"])
+
+
+def test_a_long_text_encodes_as_its_parts_and_other_threads_run_meanwhile(tokenizer):
+    line = "The quick brown fox jumps over the lazy dog.\n"
+    began, ended, count = threading.Event(), threading.Event(), 0
+
+    def run() -> None:
+        nonlocal count
+        while not ended.wait(0.0001):
+            count += 1
+            began.set()
+
+    other, interval = threading.Thread(target=run), sys.getswitchinterval()
+    other.start()
+    began.wait()
+    sys.setswitchinterval(1000)  # from here on threads take turns only where one gives up the GIL by itself
+    try:
+        before = count
+        ids = tokenizer.encode(line * 2000)
+        after = count
+    finally:
+        sys.setswitchinterval(interval)
+        ended.set()
+    other.join()
+    assert after > before
+    assert ids == tokenizer.encode(line) * 2000
+    with pytest.raises(RequestError, match="Unicode"):
+        tokenizer.encode(line * 2000 + "\ud800")

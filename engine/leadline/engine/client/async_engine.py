@@ -326,7 +326,8 @@ class AsyncEngine:
             )
 
         # A short text tokenizes in about a millisecond, less than the hop to a thread is worth.
-        if len(prompt) > _INLINE_CHARACTERS:
+        words = sum(map(len, sampling.bad_words))  # texts, or token ids
+        if len(prompt) + words > _INLINE_CHARACTERS:
             return await asyncio.to_thread(build)
         return build()
 

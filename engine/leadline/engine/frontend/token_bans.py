@@ -23,6 +23,8 @@ def bad_word_ids(words: Iterable[str | tuple[int, ...]], tokenizer: Tokenizer) -
     for word in words:
         if isinstance(word, tuple):
             forms = [word]
+        elif len(word) > _LONGEST_WORD * tokenizer.pieces.longest:
+            raise _wrong_length(f"more than {_LONGEST_WORD}")
         else:
             bare, spaced = (
                 tuple(tokenizer.encode(space + word.lstrip(), add_special_tokens=False))
@@ -33,16 +35,19 @@ def bad_word_ids(words: Iterable[str | tuple[int, ...]], tokenizer: Tokenizer) -
                 forms.append(spaced)
         for form in forms:
             if not 1 <= len(form) <= _LONGEST_WORD:
-                raise RequestError(
-                    f"bad_words: each word must have 1 to {_LONGEST_WORD} tokens, got {len(form)}",
-                    param="bad_words",
-                )
+                raise _wrong_length(str(len(form)))
             found[form] = None
         if len(found) > _MOST_WORDS:
             raise RequestError(
                 f"bad_words makes more than {_MOST_WORDS} sequences of tokens", param="bad_words"
             )
     return tuple(found)
+
+
+def _wrong_length(tokens: str) -> RequestError:
+    return RequestError(
+        f"bad_words: each word must have 1 to {_LONGEST_WORD} tokens, got {tokens}", param="bad_words"
+    )
 
 
 def check_bans(sampling: SamplingParams, stop_ids: Iterable[int], vocab_size: int) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 
 from fastapi import Request
 from msgspec import UNSET
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from leadline.engine.client.async_engine import AsyncEngine
@@ -81,6 +82,7 @@ async def _prepare(body: CompletionRequest, engine: AsyncEngine) -> _Answer:
         except RequestError as error:
             raise in_words_of_completions(error, body) from None
         requests.append(request)
+        sampling = replace(sampling, bad_words=request.sampling.bad_words)  # tokenized once for all prompts
     return _Answer(body, engine, answer_id, [prompt.content for prompt in prompts], requests)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
+from typing import Any, TypeVar
 
 from fastapi import Request
 from msgspec import UNSET
@@ -77,6 +80,8 @@ async def profile(request: Request, state: ServerState) -> Response:
 
 
 _STARTED = int(time.time())
+_INLINE_IDS = 4096
+T = TypeVar("T")
 
 
 def leadline_version() -> str:
@@ -144,7 +149,7 @@ async def tokenize(request: Request, state: ServerState) -> Response:
     tokens = await encode(prompt, engine)
     answer = TokenizeResponse(tokens=tokens, count=len(tokens), max_model_len=engine.max_model_len)
     if body.return_token_strs:
-        answer.token_strs = token_strs(tokens, engine.tokenizer)
+        answer.token_strs = await _worked_out(tokens, token_strs, tokens, engine.tokenizer)
     return JSONBytes(answer)
 
 
@@ -153,7 +158,13 @@ async def detokenize(request: Request, state: ServerState) -> Response:
     engine = state.admit()
     state.check_model(body.model)
     check_token_ids(body.tokens, engine.tokenizer.vocab_size, "tokens")
-    return JSONBytes(DetokenizeResponse(prompt=engine.tokenizer.decode(body.tokens)))
+    text = await _worked_out(body.tokens, engine.tokenizer.decode, body.tokens)
+    return JSONBytes(DetokenizeResponse(prompt=text))
+
+
+async def _worked_out(ids: Sequence[int], function: Callable[..., T], *args: Any) -> T:
+    """Return what the function makes of token ids; in a thread where they are many, as streams wait."""
+    return function(*args) if len(ids) <= _INLINE_IDS else await asyncio.to_thread(function, *args)
 
 
 async def tokenizer(request: Request, state: ServerState) -> Response:
