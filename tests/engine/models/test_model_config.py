@@ -247,6 +247,7 @@ def test_dynamic_ends_where_its_frequencies_would_change(tmp_path):
         (hybrid(num_local_experts=None), "num_local_experts is None, which is not supported; 0 is"),
         (hybrid(num_local_experts=62), "num_local_experts is 62, which is not supported; 0 is"),
         (hybrid(layer_types=None), "lacks layer_types"),
+        (hybrid(normalization_function="layernorm"), "normalization_function is 'layernorm', which is not"),
         (glm4_moe(n_group=3), "3 experts of the best 1 of 3 groups .* cannot be chosen among 8"),
         (glm4_moe(n_group=8, topk_group=2), "3 experts of the best 2 of 8 groups"),
         (glm4_moe(n_group=4, topk_group=1), "3 experts of the best 1 of 4 groups"),

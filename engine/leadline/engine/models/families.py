@@ -245,7 +245,7 @@ FAMILIES: dict[str, Family] = {
         intermediate_size="shared_intermediate_size",
         multipliers=frozenset(_GRANITE),
         defaults={**_GRANITE, "shared_intermediate_size": 1024, "num_local_experts": 8},
-        required={"num_local_experts": (0,)},
+        required={"num_local_experts": (0,), "normalization_function": ("rmsnorm", None)},
         harmless=frozenset(
             {
                 "intermediate_size",
@@ -259,7 +259,6 @@ FAMILIES: dict[str, Family] = {
                 "mamba_n_groups",
                 "mamba_n_heads",
                 "mamba_proj_bias",
-                "normalization_function",
                 "num_experts_per_tok",
                 "time_step_limit",
                 "init_method",
