@@ -249,3 +249,13 @@ def test_a_file_that_was_replaced_gets_a_folder_of_its_own(tmp_path):
     assert first.revision != second.revision
     assert json.loads((second.path / "config.json").read_text())["max_position_embeddings"] == 128
     assert (second.path / "model.gguf").resolve() == path
+
+
+def test_a_folder_with_other_weights_in_a_gguf_file_has_another_revision(tmp_path):
+    folder = resolve_model(str(write_gguf(tmp_path / "x.gguf")), download_dir=tmp_path, config_only=True).path
+    first = resolve_model(str(folder)).revision
+    assert resolve_model(str(folder)).revision == first
+    data = bytearray((folder / "model.gguf").read_bytes())
+    data[-1] ^= 1
+    (folder / "model.gguf").write_bytes(data)
+    assert resolve_model(str(folder)).revision != first

@@ -20,13 +20,12 @@ from typing import Any
 
 from leadline.engine.errors import ConfigError, UnsupportedModel
 from leadline.engine.hub.gguf_file import GGUFFile
-from leadline.engine.hub.local import LocalModel
+from leadline.engine.hub.local import LocalModel, file_revision
 from leadline.engine.system.progress import ReportStage, no_report
 
 __all__ = ["gguf_config", "resolve_gguf"]
 
 _CONVERTER = 1  # raise it when the written files change, so that old ones are not used
-_SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 _ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "llama"),
@@ -82,7 +81,7 @@ def resolve_gguf(
             f"cannot write {target} ({error}); set LEADLINE_CACHE (or download_dir) to a directory that can "
             "be written"
         ) from error
-    return LocalModel(target, path.stem, _revision(path))
+    return LocalModel(target, path.stem, file_revision(path))
 
 
 def gguf_config(file: GGUFFile) -> dict[str, Any]:
@@ -188,14 +187,3 @@ def _write_tokenizer(source: Path, target: Path) -> None:
         for file in sorted(Path(scratch).iterdir(), key=lambda file: file.name == "tokenizer.json"):
             file.chmod(0o644)
             file.replace(target / file.name)
-
-
-def _revision(path: Path) -> str:
-    """32 hexadecimal digits, a function of contents only: size, and samples from first to last byte."""
-    size = path.stat().st_size
-    digest = hashlib.blake2b(size.to_bytes(8, "little"), digest_size=16)
-    with path.open("rb") as handle:
-        for number in range(_SAMPLES):
-            handle.seek(max(0, size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
-            digest.update(handle.read(_SAMPLE_BYTES))
-    return digest.hexdigest()

@@ -2,9 +2,9 @@
 
 Owns the revision of folders that carry none. It must be equal on every pod that holds the same files,
 whatever their timestamps, because it enters the namespace of the prefix chain; and it must differ when
-weights differ. So it is a digest of contents: the whole config.json, and of every safetensors file its name,
-size, header (names, dtypes, shapes) and a sample out of each tensor. Retrained weights differ in the
-samples; reading takes milliseconds, not minutes.
+weights differ. So it is a digest of contents: the whole config.json, of every safetensors file its name,
+size, header (names, dtypes, shapes) and a sample out of each tensor, and of a GGUF file its size and samples
+out of all of it. Retrained weights differ in the samples; reading takes milliseconds, not minutes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from pathlib import Path
 
 from leadline.engine.errors import ModelNotFound
 
-__all__ = ["LocalModel", "check_model_folder", "folder_revision"]
+__all__ = ["LocalModel", "check_model_folder", "file_revision", "folder_revision"]
 
 _SAMPLE_BYTES = 256
+_FILE_SAMPLES, _FILE_SAMPLE_BYTES = 64, 4096
 _MAX_HEADER_BYTES = 100 << 20  # the safetensors format's own limit
 
 
@@ -55,6 +56,20 @@ def folder_revision(path: Path) -> str:
     for file in sorted(path.glob("*.safetensors")):
         _feed(digest, file.name.encode())
         _feed_weights(digest, file)
+    for file in sorted(path.glob("*.gguf")):
+        _feed(digest, file_revision(file).encode())
+    return digest.hexdigest()
+
+
+def file_revision(path: Path) -> str:
+    """Return 32 hexadecimal digits, a function of the size of a file and of samples from its first to its
+    last byte."""
+    size = path.stat().st_size
+    digest = hashlib.blake2b(size.to_bytes(8, "little"), digest_size=16)
+    with path.open("rb") as handle:
+        for number in range(_FILE_SAMPLES):
+            handle.seek(max(0, size - _FILE_SAMPLE_BYTES) * number // (_FILE_SAMPLES - 1))
+            digest.update(handle.read(_FILE_SAMPLE_BYTES))
     return digest.hexdigest()
 
 
