@@ -158,6 +158,10 @@ class _Fields:
         value = self.values.get(name)
         return default if value is None else value
 
+    def first(self, *names: str) -> str:
+        """Return the first of these spellings of one field that is set, or the last."""
+        return next((name for name in names if self.values.get(name) is not None), names[-1])
+
     def refuse(self, name: str, supported: str) -> UnsupportedModel:
         value = self.values.get(name)
         return UnsupportedModel(f"config.json: {self.path}.{name} {value!r} is not supported; {supported}")
@@ -293,7 +297,7 @@ def _fp8(fields: _Fields) -> QuantizedConfig:
 
 def _gptq(fields: _Fields) -> QuantizedConfig:
     fields.empty("dynamic", "is_marlin_format", "rotation", "adapter")
-    written = fields.one_of("checkpoint_format", "gptq", "gptq", "gptq_v2")
+    written = fields.one_of(fields.first("checkpoint_format", "format"), "gptq", "gptq", "gptq_v2")
     fields.one_of("pack_dtype", "int32", "int32")
     size = _group_size(fields, "group_size")
     stored = StoredAs(
@@ -310,7 +314,7 @@ def _gptq(fields: _Fields) -> QuantizedConfig:
 
 
 def _awq(fields: _Fields) -> QuantizedConfig:
-    fields.one_of("version", "gemm", "gemm", "GEMM")
+    fields.one_of(fields.first("version", "checkpoint_format", "format"), "gemm", "gemm", "GEMM")
     fields.one_of("zero_point", True, True)
     stored = StoredAs(
         Layout.AWQ,
