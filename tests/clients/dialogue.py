@@ -8,9 +8,13 @@ killed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,32 +56,25 @@ class Dialogues:
         self.proxy = RecordingProxy(self.upstream, self._before, self._during)
 
     def run(self, commands: list[Command]) -> dict[str, Outcome]:
-        """Run all commands at once until each has ended or took too long."""
+        """Run all commands at once until each has ended or `_SECONDS` are over. Nothing that they have
+        started goes on."""
         self._expected = sum(len(command.tasks) for command in commands)
         printed: dict[str, str] = {}
-        with tempfile.TemporaryDirectory() as logs:
+        until = time.monotonic() + _SECONDS
+        with tempfile.TemporaryDirectory() as logs, contextlib.ExitStack() as stack:
             running = []
             for number, command in enumerate(commands):
                 log = Path(logs) / str(number)
-                with log.open("wb") as out:
-                    process = subprocess.Popen(
-                        command.argv,
-                        env=command.environment,
-                        cwd=command.tasks[0].folder,
-                        stdin=subprocess.DEVNULL,
-                        stdout=out,
-                        stderr=out,
-                        start_new_session=True,
-                    )
+                process = _started(command, log)
+                stack.callback(_end, process)
                 running.append((command, process, log))
             for command, process, log in running:
                 ended = ""
                 try:
-                    process.wait(_SECONDS)
+                    process.wait(max(0.0, until - time.monotonic()))
                 except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
                     ended = f"\nkilled after {_SECONDS} s"
+                    _end(process)
                 text = log.read_text(errors="replace") + ended
                 printed |= {task.client: text for task in command.tasks}
         return {client: self._outcome(client, text) for client, text in printed.items()}
@@ -100,6 +97,27 @@ class Dialogues:
         if all(held.data.count(b"data: ") >= 6 for held in self._held.values()):
             self.cuts = {client: len(held.data) for client, held in self._held.items()}
             self.kill(exchange.pod)
+
+
+def _started(command: Command, log: Path) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own, with its output in `log`."""
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            command.argv,
+            env=command.environment,
+            cwd=command.tasks[0].folder,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a command with all that it has started: agents have servers and shells of their own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def tool_results(body: Any) -> int | None:
