@@ -29,6 +29,7 @@ from leadline.engine.models.fp8 import quantize_rows
 from leadline.engine.models.grouped import GroupedWeight
 from leadline.engine.models.kv_scales import fold_kv_scales
 from leadline.engine.models.loader import load_model
+from leadline.engine.models.quantized_config import Layout, StoredAs
 from leadline.engine.models.quantized_files import StoredLinear
 
 TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
@@ -199,6 +200,31 @@ def test_experts_are_dequantized(tmp_path: Path) -> None:
     torch.testing.assert_close(
         logits_of(load(quantized), ids), logits_of(load(plain), ids), atol=2e-4, rtol=1e-4
     )
+
+
+MOE_WITH_A_GATE_OF_ONE_ROW = {"hidden_size": 96, "num_attention_heads": 4}
+MOE_WITH_A_GATE_OF_ONE_ROW |= {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+
+
+def test_one_row_with_zero_points_is_read() -> None:
+    """Its zero points lie in the lowest bits of one word a group."""
+    tensors = {
+        "gate.weight_packed": torch.tensor([[0x76543210, -0x01234568] * 4], dtype=torch.int32),
+        "gate.weight_scale": torch.tensor([[0.5, 2.0]]),
+        "gate.weight_zero_point": torch.tensor([[3, 9]], dtype=torch.int32),
+    }
+    stored = StoredAs(Layout.PACKED, 4, 32, weight="weight_packed", zeros=True)
+    linear = StoredLinear("gate", stored, (1, 64), lambda name: _Slice.of(tensors, name))
+    codes = torch.cat([torch.arange(8), torch.arange(8, 16)] * 4).float()
+    expected = torch.cat(((codes[:32] - 3) * 0.5, (codes[32:] - 9) * 2.0))[None]
+    assert torch.equal(linear.plain(slice(0, 1), slice(0, 64)), expected)
+
+
+def test_awq_of_a_row_that_fills_no_number_is_refused(tmp_path: Path) -> None:
+    base = save_reference(build_reference("qwen2_moe", **MOE_WITH_A_GATE_OF_ONE_ROW), tmp_path / "base")
+    quantized, _ = quantize(base, tmp_path, *CASES["awq_32"][:2])
+    with pytest.raises(UnsupportedModel, match="shared_expert_gate has 1 rows; AWQ packs 8 of them"):
+        load(quantized)
 
 
 def test_tensors_that_do_not_fit_are_named(base: Path, tmp_path: Path) -> None:

@@ -158,6 +158,8 @@ def _gptq(linear: StoredLinear, rows: slice, columns: slice) -> Codes:
 
 def _awq(linear: StoredLinear, rows: slice, columns: slice) -> Codes:
     stored, (height, width) = linear.stored, linear.shape
+    if height % 8:
+        raise UnsupportedModel(f"{linear.module} has {height} rows; AWQ packs 8 of them in a number")
     words = linear.get(stored.weight, ("I32",), (width, height // 8))
     codes = _cut(words[columns, _words(rows, 8)], 4, 1, rows, _AWQ_ORDER).t().contiguous()
     groups, index = linear.groups(columns)
@@ -208,7 +210,8 @@ def _cut(
     each = words.element_size() * 8 // bits
     if dim == 0:
         return _cut(words.t().contiguous(), bits, 1, part, order).t().contiguous()
-    octets = words.contiguous().view(torch.uint8)
+    # A column counts as contiguous whatever its strides are, and view wants them to be 1.
+    octets = words.reshape(-1).view(torch.uint8).view(len(words), -1)
     if bits == 4:
         octets = torch.stack((octets & 15, octets >> 4), dim=-1).flatten(1)
     if order is not None:
