@@ -243,6 +243,17 @@ def test_tensors_that_do_not_fit_are_named(base: Path, tmp_path: Path) -> None:
             load(quantized)
 
 
+@pytest.mark.parametrize("group", [-1, 10])
+def test_an_order_of_columns_that_names_no_group_is_refused(group: int, base: Path, tmp_path: Path) -> None:
+    quantized, _ = quantize(base, tmp_path, *CASES["gptq_act_order"][:2])
+    file = quantized / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.mlp.down_proj.g_idx"][7] = group
+    save_file(tensors, file)
+    with pytest.raises(UnsupportedModel, match=r"down_proj\.g_idx names a group beyond the 10 that"):
+        load(quantized)
+
+
 def test_a_quantized_checkpoint_is_not_quantized_again(base: Path, tmp_path: Path) -> None:
     quantized, _ = quantize(base, tmp_path, *CASES["awq_32"][:2])
     with pytest.raises(ConfigError, match=r"quantized already \(awq\): leave it out"):

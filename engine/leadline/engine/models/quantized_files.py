@@ -101,6 +101,10 @@ class StoredLinear:
         if self.stored.ordered:
             name = "g_idx" if self.stored.layout is Layout.GPTQ else "weight_g_idx"
             index = self.get(name, ("I32", "I64"), (width,))[columns].long()
+            if bool(((index < 0) | (index >= self.group_count)).any()):
+                raise UnsupportedModel(
+                    f"tensor {self.module}.{name} names a group beyond the {self.group_count} that there are"
+                )
             return slice(0, -(-width // size)), index
         first = columns.start // size
         index = torch.arange(columns.start, columns.stop) // size - first
