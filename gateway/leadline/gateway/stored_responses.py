@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from leadline.gateway.config.settings import ResponsesConfig
 from leadline.gateway.errors import GatewayRefusal
@@ -32,7 +32,8 @@ log = logging.getLogger("leadline.gateway")
 _TIMEOUT = 2.0
 """Seconds for one answer of Redis."""
 _PAUSE = 10.0
-"""Seconds without a try after Redis has failed: a Redis that hangs must not delay every answer."""
+"""Seconds without a try after Redis has not answered: one that hangs must not delay every answer. A Redis
+that refuses a command, as it does writes when its memory is full, answers the next one."""
 _LONGEST_ID = 128
 _POINTERS = (b'"previous_response_id"', b'"id"')
 _encode = msgspec.json.Encoder().encode
@@ -164,7 +165,7 @@ class ResponseStore:
 
     async def keep(self, tenant: str, items: list[Any], answer: bytes) -> None:
         """Store an answer (JSON of a response) to `items`. One that is too large is not stored, and neither
-        is any while Redis is down or has just failed."""
+        is any while Redis is down, refuses, or has just not answered."""
         assert self._redis is not None
         if self._clock() < self._down_until:
             return
@@ -193,6 +194,8 @@ class ResponseStore:
                 names = [name.decode() for name in oldest]
                 await self._redis.delete(*[_key(tenant, "r", name) for name in names])
                 await self._redis.zrem(index, *names)
+        except ResponseError as error:
+            log.warning("a response could not be stored: %s", error)
         except (RedisError, OSError) as error:
             self._down_until = self._clock() + _PAUSE
             log.warning("a response could not be stored, and none will be for %g s: %s", _PAUSE, error)
@@ -232,6 +235,8 @@ class ResponseStore:
             raise StoreDown
         try:
             data: bytes | None = await self._redis.get(key)
+        except ResponseError:
+            raise StoreDown from None
         except (RedisError, OSError):
             self._down_until = self._clock() + _PAUSE
             raise StoreDown from None

@@ -21,7 +21,7 @@ from leadline.gateway.access.key_file import key_entry
 from leadline.gateway.config.settings import ResponsesConfig
 from leadline.gateway.errors import ConfigError
 from leadline.gateway.proxy.access_log import AccessLog
-from leadline.gateway.stored_responses import ResponseStore, StoreDown, UnknownResponse
+from leadline.gateway.stored_responses import ResponseStore, StoreDown, UnknownResponse, _index
 from leadline.protocol.http.exchange import BodyTooLarge
 from valkey_with_users import ValkeyWithUsers
 
@@ -234,6 +234,18 @@ async def test_a_redis_that_hangs_delays_one_answer_and_is_left_alone_for_a_whil
     with pytest.raises(StoreDown):
         await store.get("t", "resp_1")
     assert tries == ["keep", "get"]
+
+
+async def test_a_redis_that_refuses_a_write_is_read_all_the_same(valkey: EmbeddedValkey) -> None:
+    store = ResponseStore(valkey.url, ResponsesConfig(store_seconds=60))
+    await store.keep("refused", [], json.dumps(response(1)).encode())
+    keys = redis.Redis.from_url(valkey.url)
+    index = _index("refused")
+    keys.set(index, "no sorted set")  # as when the memory is full, the answer to a write is an error
+    await store.keep("refused", [], json.dumps(response(2)).encode())
+    assert (await store.get("refused", "resp_1")).response["id"] == "resp_1"
+    keys.delete(index)
+    await store.close()
 
 
 async def test_reading_and_deleting_count_as_requests_of_the_key(
