@@ -370,6 +370,26 @@ def matrices_of(layer) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.parametrize(("case", "grouped"), [("fp8_block", False), ("nvfp4", False), ("awq_32", True)])
+def test_a_gpu_that_cannot_read_fp8_gets_plain_weights(
+    case: str,
+    grouped: bool,
+    base: Path,
+    tmp_path: Path,
+    fp8_everywhere: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packer, fields, renamed = CASES[case]
+    quantized, _ = quantize(base, tmp_path, packer, fields, renamed=renamed)
+    monkeypatch.setattr(forms, "_multiplies_groups", lambda dtype: True)
+    for has_fp8, expected in ((True, True), (False, grouped)):
+        monkeypatch.setattr(forms, "has_fp8", lambda device, has_fp8=has_fp8: has_fp8)
+        model = load(quantized, dtype=BF16)
+        assert all(
+            (linear.grouped is not None) == expected for layer in model.layers for linear in layer.linears
+        )
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("case", ["fp8_channel", "fp8_static"])
 def test_fp8_with_scales_of_rows_is_kept_as_it_is_stored(

@@ -4,7 +4,8 @@
 | plain floats                | plain              | plain                                                 |
 | the same, quantization fp8  | rounded (reference)| FP8, a scale a row                                    |
 | FP8, scales of rows, tensor | dequantized        | FP8, a scale a row; dequantized without FP8 cores     |
-| FP8 in blocks, 4 or 8 bits  | dequantized        | groups of columns (grouped.py)                        |
+| FP8 in blocks, 4 or 8 bits  | dequantized        | groups of columns (grouped.py); FP8 and NVFP4         |
+|                             |                    | dequantized without FP8 cores                         |
 
 Experts have two forms on a GPU: FP8 with a scale a row, and plain. What has no form of its own is dequantized
 into the model's type while it is read.
@@ -21,7 +22,7 @@ from leadline.engine.errors import ConfigError
 from leadline.engine.models.decoder import Decoder
 from leadline.engine.models.fp8 import has_fp8
 from leadline.engine.models.layers import ColumnLinear, Form, RowLinear
-from leadline.engine.models.quantized_config import StoredAs, can_group
+from leadline.engine.models.quantized_config import Layout, StoredAs, can_group
 
 __all__ = ["allocate_matrices"]
 
@@ -72,6 +73,8 @@ def _form(
         return Form.FP8 if fits else Form.PLAIN
     if not _multiplies_groups(linear.dtype) or not can_group(shape[1]):
         return Form.PLAIN
+    if (first.layout is Layout.FP8 or first.global_scale) and not has_fp8(device):
+        return Form.PLAIN  # kernels there cannot read its numbers, or its scales
     _check_groups(linear, first, name)
     return first
 
