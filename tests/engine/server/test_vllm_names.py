@@ -142,6 +142,8 @@ def test_fields_without_effect_are_named_in_a_header(server: LiveServer) -> None
             assert "request_id" in got.headers["x-leadline-skipped"], path
             assert "stream_interval" not in got.headers["x-leadline-skipped"]
         assert "max_tool_calls" in got.headers["x-leadline-skipped"] or path != "/v1/responses"
+    counted = server.post("/tokenize", prompt=PROMPT, mm_processor_kwargs={"x": 1})
+    assert counted.headers["x-leadline-skipped"] == "mm_processor_kwargs"
 
 
 def test_a_prompt_is_cut_on_either_side(server: LiveServer) -> None:

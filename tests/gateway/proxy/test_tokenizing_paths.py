@@ -52,7 +52,9 @@ async def test_keys_and_limits_hold_and_no_pod_is_asked(tmp_path: Path, model_fo
             assert text.json() == {"prompt": "Hi there"}
             other = await client.post("/tokenize", json=body | {"model": "n"}, headers=bearer(key))
             assert other.status_code == 404
-            assert (await client.post("/tokenize", json=body, headers=bearer(key))).status_code == 200
+            skips = await client.post("/tokenize", json=body | {"request_id": "r"}, headers=bearer(key))
+            assert (skips.status_code, skips.headers["x-leadline-skipped"]) == (200, "request_id")
+            assert "x-leadline-skipped" not in got.headers
             refused = await client.post("/detokenize", json={"tokens": [5]}, headers=bearer(key))
             assert refused.status_code == 429
             assert "x-leadline-pod" not in [*got.headers, *text.headers]

@@ -39,6 +39,7 @@ from leadline.protocol.errors import RequestError
 from leadline.protocol.http.answers import InternalError, answer_to
 from leadline.protocol.http.exchange import ClientGone, Exchange
 from leadline.protocol.http.headers import NAME, authorization_of, request_id
+from leadline.protocol.openai.other_servers import OtherServersFields
 
 __all__ = ["ProxyHandler"]
 
@@ -162,6 +163,11 @@ class ProxyHandler:
             and (answer := await dialect.local(service, incoming, prompt)) is not None
         ):
             call.status = 200
+            if isinstance(incoming.request, OtherServersFields):
+                record.extra_headers += [
+                    (name.lower().encode(), value.encode())
+                    for name, value in incoming.request.skipped_header.items()
+                ]
             exchange.answer(200, [(b"content-type", b"application/json"), *record.extra_headers], answer)
             return
         queue_timeout = fields.queue_timeout

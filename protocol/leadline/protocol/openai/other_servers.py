@@ -69,6 +69,12 @@ class OtherServersFields(msgspec.Struct, kw_only=True):
     not_supported: ClassVar[Mapping[str, str]] = NOT_OF_OURS
 
     @property
+    def skipped_header(self) -> dict[str, str]:
+        """The header that names them, where there are any."""
+        skipped = self.skipped_fields
+        return {"X-Leadline-Skipped": ", ".join(skipped)} if skipped else {}
+
+    @property
     def skipped_fields(self) -> list[str]:
         """Those of SKIPPED that ask for something."""
         return [

@@ -116,8 +116,7 @@ class _Answer(ChunkStream):
         prompts: list[str | list[int]],
         requests: list[CoreRequest],
     ) -> None:
-        skipped = body.skipped_fields
-        self.headers = {"X-Leadline-Skipped": ", ".join(skipped)} if skipped else {}
+        self.headers = body.skipped_header
         self._body = body
         self._engine = engine
         self._requests = requests

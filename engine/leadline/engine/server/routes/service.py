@@ -150,7 +150,7 @@ async def tokenize(request: Request, state: ServerState) -> Response:
     answer = TokenizeResponse(tokens=tokens, count=len(tokens), max_model_len=engine.max_model_len)
     if body.return_token_strs:
         answer.token_strs = await _worked_out(tokens, token_strs, tokens, engine.tokenizer)
-    return JSONBytes(answer)
+    return JSONBytes(answer, headers=body.skipped_header)
 
 
 async def detokenize(request: Request, state: ServerState) -> Response:
