@@ -518,6 +518,15 @@ async def test_whoever_switches_a_service_off_during_a_look_wins(
     assert await sleeper.look(1) == ["unmark" if asleep else "scale 0"]
 
 
+async def test_a_sleeping_service_is_off_once_an_hpa_targets_it(sleeper: Sleeper) -> None:
+    await sleeper.look(0)
+    assert await sleeper.look(61) == ["mark", "scale 0"]
+    sleeper.gateway(in_flight=1)
+    sleeper.server.hpas = [scaler("InferenceService", "qwen")]
+    assert await sleeper.look(1) == ["unmark"]
+    assert await sleeper.look(1) == await sleeper.wake() == []
+
+
 async def test_a_replica_that_leads_again_does_not_repeat_its_old_decisions(
     sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,6 +154,8 @@ class ServiceScaler:
             for key in scaled:
                 if autoscaled is not None or key not in self._reports:
                     self._note(key, _STEPS_ASIDE if key in elsewhere else _OFF if key in off else "")
+            if autoscaled is not None:  # requests start no pods of a service that is not ours to scale
+                await asyncio.gather(*map(self._forget_sleep, elsewhere))
             scaled = {key: found for key, found in scaled.items() if key not in elsewhere | off}
         self._scalers = {key: self._scalers.get(key, Scaler()) for key in scaled}
         self._idleness = {key: self._idleness.get(key, Idleness()) for key in scaled}
