@@ -159,7 +159,7 @@ def test_model_path_prints_a_folder_with_a_model() -> None:
 
 
 def test_size_says_what_fits_and_what_would() -> None:
-    fits = leadline("size", "smollm2", "--gpu", "l4")
+    fits = leadline("size", "smollm2", "--gpu", "22.5")
     assert fits.returncode == 0
     assert "0.13 B parameters" in fits.stdout
     assert fits.stdout.splitlines()[-1].startswith("fits: ")

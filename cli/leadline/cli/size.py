@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", help="smollm2, hf://org/name[@revision], file:///path, or a path (a folder or a *.gguf file)"
     )
-    parser.add_argument("--gpu", default="h200", help="a name (h200, h100, l4, …) or its memory in GiB")
+    parser.add_argument("--gpu", default="h200", help="a name (h200, h100, …) or its memory in GiB")
     parser.add_argument("--tp", type=_ranks, default=1, metavar="N", help="GPUs that share the model")
     parser.add_argument("--quantization", choices=["fp8"], help="weights in FP8")
     parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
@@ -126,6 +126,11 @@ def _report_encoder(args: argparse.Namespace, config: EncoderConfig, memory: int
     return 0 if fits else 1
 
 
+def _named(gpu: str) -> str:
+    """Return the name in front of other words; empty for a number of GiB."""
+    return f"{gpu}, " if gpu.lower() in GPUS else ""
+
+
 def _memory(gpu: str) -> int:
     """Bytes of a GPU by its name, or of so many GiB. Raises ConfigError."""
     from leadline.engine.errors import ConfigError
@@ -151,7 +156,7 @@ def _lines(report: dict[str, Any], advice: str | None) -> list[str]:
         f"KV cache            {report['kv_per_token'] / 1024:8.1f} KiB a token{share}",
         f"largest step        {_gib(report['step'])}{share}, with CUDA's own memory (an estimate)",
         f"left for KV cache   {_gib(report['kv_bytes'])} of {_gib(report['gpu_bytes']).strip()} "
-        f"({report['gpu']}, {_UTILIZATION:.0%} used)",
+        f"({_named(report['gpu'])}{_UTILIZATION:.0%} used)",
     ]
     length, tokens = report["max_model_len"], report["kv_tokens"]
     if report["fits"]:

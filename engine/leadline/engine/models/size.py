@@ -18,14 +18,8 @@ GPUS = {
     "h100": 81_559,
     "h100-nvl": 95_830,
     "b200": 183_359,
-    "a100": 81_920,
-    "a100-40gb": 40_960,
-    "l40s": 46_068,
-    "l4": 23_034,
-    "a10g": 23_028,
-    "rtx4090": 24_564,
 }
-"""Memory in MiB, as nvidia-smi shows it."""
+"""Memory in MiB, as nvidia-smi shows it, of GPUs that the engine runs on (runner/shard.py)."""
 
 _OUTSIDE = 3_300_000_000
 """Bytes of a GPU that hold neither weights, activations nor KV cache: CUDA's context, graphs, workspaces. The

@@ -34,13 +34,25 @@ logger = logging.getLogger("leadline.engine.runner")
 _SPLIT_VARIABLE = "LEADLINE_SPLIT_STEPS"
 
 
+_LEAST_CAPABILITY = (9, 0)
+"""The kernels wait for one another by an instruction (griddepcontrol) that older GPUs do not have."""
+
+
 def resolve_device(config: EngineConfig) -> torch.device:
-    """Raises ConfigError if CUDA is asked for and absent."""
+    """Raises ConfigError if CUDA is asked for and absent, or if the GPU is too old."""
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError("device 'cuda' was asked for, but torch sees no CUDA device; use 'auto' or 'cpu'")
-    return torch.device("cuda", torch.cuda.current_device())
+    device = torch.device("cuda", torch.cuda.current_device())
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _LEAST_CAPABILITY:
+        raise ConfigError(
+            f"the GPU {torch.cuda.get_device_name(device)} has compute capability {capability[0]}."
+            f"{capability[1]}, and {_LEAST_CAPABILITY[0]}.{_LEAST_CAPABILITY[1]} or more is needed (Hopper, "
+            "such as H100 and H200, and later); device 'cpu' runs without it"
+        )
+    return device
 
 
 def resolve_dtype(
