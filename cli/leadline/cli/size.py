@@ -128,7 +128,7 @@ def _report_encoder(args: argparse.Namespace, config: EncoderConfig, memory: int
 
 def _named(gpu: str) -> str:
     """Return the name in front of other words; empty for a number of GiB."""
-    return f"{gpu}, " if gpu.lower() in GPUS else ""
+    return "" if gpu[:1].isdigit() or gpu[:1] == "." else f"{gpu}, "
 
 
 def _memory(gpu: str) -> int:
