@@ -399,3 +399,9 @@ def test_a_bad_word_far_too_long_is_refused_without_tokenizing_it(builder, token
     monkeypatch.setattr(tokenizer, "encode", None)
     error = refused(builder, [1], SamplingParams(bad_words=("word " * 100_000,)))
     assert error.message == "bad_words: each word must have 1 to 64 tokens, got more than 64"
+
+
+def test_a_token_named_many_times_is_carried_once(builder):
+    given = SamplingParams(allowed_token_ids=(7, 5) * 1000, stop_token_ids=(9,) * 1000)
+    sampling = builder.build([1], given).sampling
+    assert (sampling.allowed_token_ids, sampling.stop_token_ids) == ((7, 5), (9,))

@@ -140,6 +140,7 @@ class RequestBuilder:
         if num_resumed and sampling.n > 1:
             raise RequestError("a resumed request has n = 1", param="n")
         self._check_caps(sampling)
+        sampling = _each_once(sampling)
         self._check_vocabulary(sampling)
         if sampling.bad_words:
             words = bad_word_ids(sampling.bad_words, self._tokenizer)
@@ -299,6 +300,18 @@ class RequestBuilder:
                         f"ends at {self._vocab_size - 1}",
                         param=param,
                     )
+
+
+def _each_once(sampling: SamplingParams) -> SamplingParams:
+    """Leave out tokens that a list names again. A list may have millions, and each choice carries its own."""
+    allowed, stops = sampling.allowed_token_ids, sampling.stop_token_ids
+    if allowed is None and not stops:
+        return sampling
+    return msgspec.structs.replace(
+        sampling,
+        allowed_token_ids=None if allowed is None else tuple(dict.fromkeys(allowed)),
+        stop_token_ids=tuple(dict.fromkeys(stops)),
+    )
 
 
 def _recommended(file: Any) -> dict[str, Any]:
