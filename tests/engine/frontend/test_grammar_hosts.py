@@ -149,7 +149,7 @@ def test_a_host_that_dies_ends_those_that_follow_its_grammar_and_nobody_else(rig
     letter = tokenizer.encode("a")[0]
     rig.hosts.open("other", StructuredSpec("regex", "a+"))
     rig.until("other")
-    (nursery,) = [child for child in psutil.Process().children() if "grammar_host" in str(child.cmdline())]
+    (nursery,) = [child for child in psutil.Process().children() if "grammars.host" in str(child.cmdline())]
     known = set(nursery.children())
     rig.hosts.open("bad", StructuredSpec("regex", "a+bad"))
     rig.hosts.open("worse", StructuredSpec("regex", "a+bad"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from typing import Any
 
 import jsonschema_rs
@@ -66,7 +67,12 @@ def drawn(compiler: GrammarCompiler, tokenizer: Tokenizer, spec: StructuredSpec,
             break
         assert matcher.accept(token_id)
         ids.append(token_id)
-    return json.loads(tokenizer.decode(ids))
+    return json.loads(tokenizer.decode(ids), parse_float=finite)
+
+
+def finite(text: str) -> float:
+    """A number of JSON may have any size; jsonschema_rs takes those that a double holds."""
+    return max(min(float(text), sys.float_info.max), -sys.float_info.max)
 
 
 def takes(compiler: GrammarCompiler, tokenizer: Tokenizer, spec: StructuredSpec, value: Any) -> bool:
