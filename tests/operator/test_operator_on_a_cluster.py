@@ -211,8 +211,9 @@ def test_nothing_is_written_into_a_namespace_that_is_being_deleted(cluster: Clus
             until(lambda: cluster.get("namespace", cluster.namespace) is None, 180, process.text)
             took, written = time.monotonic() - began, sum(process.writes().values()) - before
             until(lambda: not process.metric("leadline_operator_queue_length").get(""))
-            # One attempt a worker at most finds out; without the note each service tries again and again.
-            assert written <= 2 * len(names), (took, written, process.text())
+            # One attempt a worker at most finds out: up to three objects at once (_LATE in reconcile.py);
+            # without the note each service tries again and again.
+            assert written <= 3 * len(names), (took, written, process.text())
             assert "again in" not in process.text()
             # A namespace of the same name is another: its services are looked at.
             cluster.kubectl("create", "namespace", cluster.namespace, namespaced=False)
