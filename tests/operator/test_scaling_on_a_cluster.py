@@ -92,7 +92,7 @@ def test_the_gateways_count_goes_before_the_pods_and_all_its_replicas_count(
     with operator(cluster, tmp_path, "--autoscale-seconds=1") as process:
         cluster.apply(service("wanted", idle, autoscaling={"min": 1, "max": 5, "targetConcurrency": 32}))
         until(lambda: cluster.get("isvc", "wanted")["spec"]["replicas"] == 3, 90, process.text)
-        assert "Demand(low=70.0, high=70.0)" in process.text()
+        assert "1 to 3 replicas: 70 requests in flight" in process.text()
 
 
 def test_the_pod_that_is_least_useful_goes_first(cluster: Cluster, tmp_path: Path) -> None:
