@@ -28,6 +28,8 @@ class Rig:
 
     def core(self, **settings: Any) -> EngineCore:
         settings = {"max_concurrent_requests": 64, "cpu_kv_bytes": 1 << 28, "max_model_len": 512, **settings}
+        # What a step holds must not depend on the time that steps take.
+        settings.setdefault("prefill_step_ms", 0.0)
         config = EngineConfig(model="smollm2", device="cpu", **settings)
         return EngineCore(config, self.local, model=self.model, progress=False)
 
