@@ -38,7 +38,7 @@ def test_a_gpu_benchmark_asks_for_its_gpus(name: str) -> None:
     assert "PyTorch sees 0" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["gpu_allreduce.py", "gpu_tp.py"])
+@pytest.mark.parametrize("name", ["gpu_tp.py", "gpu_tp_exact.py"])
 def test_ranks_that_share_a_gpu_ask_for_one(name: str) -> None:
     done = run(name, CUDA_VISIBLE_DEVICES="", LEADLINE_TP_SHARE_GPU="1")
     assert done.returncode == 1

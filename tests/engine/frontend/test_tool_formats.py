@@ -233,7 +233,7 @@ def test_a_setting_names_the_format_and_a_wrong_name_stops_the_start():
 
 
 def test_the_demo_models_template_shows_no_tools_and_a_tool_template_does(smollm_folder):
-    renderer = ModelTexts.load(smollm_folder).renderer
+    renderer = ModelTexts.load(str(smollm_folder), EngineConfig(model="smollm2")).renderer
     assert not renderer.shows_tools()
     shown = ChatRenderer({"default": "{{ messages[0].content }}{{ tools | tojson }}"}, {})
     assert shown.shows_tools()
