@@ -62,9 +62,16 @@ __all__ = ["AsyncEngine", "Membership", "WarmupReport"]
 
 logger = logging.getLogger("leadline.engine")
 
+_INLINE_CHARACTERS = 16_384
+
+ProgressFn = Callable[[wire.Progress], None]
+CacheChangeFn = Callable[[wire.CacheChange], None]
+
 
 @dataclass(slots=True)
 class ModelTexts:
+    """What a process that serves a model knows of its texts."""
+
     tokenizer: Tokenizer
     renderer: ChatRenderer
     model_config: ModelConfig | None
@@ -90,14 +97,6 @@ def _bundle_of(tokenizer: Tokenizer) -> bytes:
     except UnsupportedModel as error:
         logger.warning("gateways without model files will match by text: %s", error)
         return b""
-
-
-logger = logging.getLogger("leadline.engine")
-
-_INLINE_CHARACTERS = 16_384
-
-ProgressFn = Callable[[wire.Progress], None]
-CacheChangeFn = Callable[[wire.CacheChange], None]
 
 
 class Membership(msgspec.Struct, frozen=True):
