@@ -43,7 +43,7 @@ class ThoughtSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens that stand between the end of a message and an opening, or the beginning of the answer. Empty:
     messages of other kinds may come too, such as calls."""
     blanks: tuple[int, ...] = ()
-    """Tokens of white space, which may stand in front of an opening at `maybe`."""
+    """Tokens of white space. At `maybe` they may come before the tokens that open a thought."""
     budget: int | None = None
     """Tokens a thought may have, tags aside; then `closing` is forced. None: any number."""
     closing: tuple[int, ...] = ()

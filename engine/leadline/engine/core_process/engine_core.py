@@ -148,7 +148,7 @@ class EngineCore:
             self._hosts().open(request.request_id, spec, resumed, client=request.client)
 
     def abort(self, request_id: str) -> bool:
-        """End a request; its last output has finish_reason "abort". False if it is not known (any more)."""
+        """End a request; its last output has finish_reason "abort". False: it is unknown or has ended."""
         return self.scheduler.abort(request_id)
 
     def has_work(self) -> bool:

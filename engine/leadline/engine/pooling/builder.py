@@ -123,7 +123,7 @@ class PoolingBuilder:
     def _judged(
         self, body: RerankRequest | ScoreRequest, pairs: Sequence[tuple[str, str]], param: str
     ) -> list[list[int]]:
-        """Pairs in the template of a decoder that is asked for a judgement."""
+        """Return the prompts of pairs for a decoder that judges by answering yes or no."""
         task = body.instruction or INSTRUCTION
         texts = [f"<Instruct>: {task}\n<Query>: {one}\n<Document>: {other}" for one, other in pairs]
         cut = self._cut(body.truncate_prompt_tokens, self._single.size)

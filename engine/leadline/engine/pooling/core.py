@@ -90,7 +90,7 @@ class PoolingCore:
         self._requests += 1
 
     def abort(self, request_id: str) -> bool:
-        """End a request; its output has finish_reason "abort". False if it is not known (any more)."""
+        """End a request; its output has finish_reason "abort". False: it is unknown or has ended."""
         return self._end(request_id, "abort")
 
     def has_work(self) -> bool:

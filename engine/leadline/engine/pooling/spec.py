@@ -72,7 +72,7 @@ class PoolingSpec:
 def task_of(folder: str | Path, asked: str = "auto") -> Task:
     """Return what the model in `folder` is served for. `asked`: EngineConfig.task.
 
-    Raises ModelNotFound without a readable config.json, ConfigError for a task that this model has not."""
+    Raises ModelNotFound without a readable config.json, ConfigError for a task that it does not serve."""
     raw = _config(Path(folder))
     architecture = encoder_of(raw)
     if architecture is not None:
@@ -235,7 +235,10 @@ def _further(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answers(path: Path) -> tuple[int, int]:
-    """Token ids of "yes" and "no". Raises UnsupportedModel for a model that is asked for others."""
+    """Return the token ids of "yes" and "no".
+
+    Raises UnsupportedModel if the tokenizer lacks one of them, or if the model's files name other tokens.
+    """
     tokenizer = Tokenizer.load(path)
     yes, no = tokenizer.token_id("yes"), tokenizer.token_id("no")
     if yes is None or no is None:

@@ -39,7 +39,7 @@ _LEAST_CAPABILITY = (9, 0)
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
-    """Raises ConfigError if CUDA is asked for and absent, or if the GPU is too old."""
+    """Return this process' device. Raises ConfigError for CUDA without a GPU, or with one too old."""
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():

@@ -36,8 +36,7 @@ def explanation(decision: Decision, *, prompt_tokens: int, exact: bool, attempt:
     1,
      "pods": [{"pod": "a", "matched_tokens": 832, "requests": 0, "seconds": 0.02, "queue": 0.0, ...}, ...]}
 
-    Pods stand in the order of their expected seconds, at most `MAX_PODS` of them. ASCII only, as headers must
-    be.
+    At most `MAX_PODS` pods, in the order of their expected seconds. ASCII only, because it is a header.
     """
     scores = sorted(
         decision.scores or (decision.picked,),

@@ -87,8 +87,8 @@ class Dialect:
         failing: (message, type, code) of an error, and the number of events that the client has, to the event
             that ends a stream that cannot go on.
         identity: makes the fields that give an answer the same id and time on every pod.
-        local: for requests that the gateway can answer by itself: its answer, None where a pod must give it.
-            Such requests take no tokens.
+        local: returns the gateway's own answer to a request, or None if a pod must answer it. Such requests
+            take no tokens.
         stored: for APIs that store answers: the last bytes of a stream to the answer, None where it did not
             come to its end.
         worded: a refusal to one that names the fields of the API.

@@ -1,8 +1,8 @@
 """Whether an engine tokenizes as this gateway does (row P21).
 
-A gateway with another tokenizer or template than its engines routes by hashes that no pod has, and nothing
-fails: there are just no hits. So the engine's own `POST /tokenize` is asked for a few
-prompts that exercise what tends to differ: special tokens, the template, white space, digits, scripts, tools.
+A gateway with another tokenizer or template than its engines routes by hashes that no pod has. No request
+fails, and none hits a prefix. So the gateway compares its tokens with the engine's `POST /tokenize` for a few
+prompts that show the usual differences: special tokens, the template, white space, digits, scripts, tools.
 """
 
 from collections.abc import Sequence

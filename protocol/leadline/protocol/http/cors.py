@@ -1,7 +1,7 @@
 """Cross-origin requests of pages in a browser (the CORS protocol of the Fetch standard).
 
 Off unless `cors_origins` names origins. Then an answer to one of them has the headers that let the page read
-it, and its preflight is answered here, before any key is asked for: browsers send none with it. Keys travel
+it, and its preflight is answered here without a check of keys: browsers send no key with it. Keys travel
 in headers that pages set themselves, so cookies are not allowed.
 """
 
